@@ -1,0 +1,50 @@
+# Two commands do everything on a machine with Python >= 3.11 and make: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install demo up test check chaos bench docs clean help
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with the `interlock` command in it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Interlock needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Interlock into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(DEV)
+	@touch $@
+
+DEV := hypothesis import-linter mypy pytest pytest-asyncio pytest-xdist ruff types-PyYAML
+
+demo: install    ## a refund that stops for a person, on the embedded database
+	@$(BIN)/interlock demo $(ARGS)
+
+up: install      ## API and one worker on the embedded database
+	@$(BIN)/interlock up $(ARGS)
+
+test: install    ## every promise, against a real PostgreSQL
+	@$(BIN)/python -m pytest -n 2 -m "not chaos" $(ARGS)
+
+chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes
+	@$(BIN)/python -m pytest -m chaos $(ARGS)
+
+check: install   ## lint, types, import contracts, generated docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m docs.generate --check
+
+bench: install   ## throughput and latency as ratios to a hand-written ceiling
+	@$(BIN)/python -m bench $(ARGS)
+
+docs: install    ## regenerate docs/reference and the migrations' rendered checks
+	@$(BIN)/python -m docs.generate
+
+clean:           ## forget the virtual environment and the embedded database
+	rm -rf $(VENV) .interlock

@@ -1,0 +1,30 @@
+"""Interlock: durable automations and agents that ask before they act."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from interlock.errors import Retryable, Terminal
+
+if TYPE_CHECKING:
+    from interlock.client import AsyncClient, Client
+    from interlock.tools import Context, tool
+
+try:
+    __version__ = version("interlock")
+except PackageNotFoundError:
+    __version__ = "0+unknown"
+
+__all__ = ["AsyncClient", "Client", "Context", "Retryable", "Terminal", "__version__", "tool"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that a command line that only talks HTTP does not load the engine, nor a tool file the HTTP client.
+    if name in ("Context", "tool"):
+        from interlock import tools
+
+        return getattr(tools, name)
+    if name in ("Client", "AsyncClient"):
+        from interlock import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module 'interlock' has no attribute {name!r}")

@@ -1,0 +1,56 @@
+"""The command line: `interlock --help`.
+
+Commands import what they need when they run, so that asking for help or a list does not load the engine.
+"""
+
+from typing import Annotated
+
+import typer
+
+from interlock.cli import admin, approvals, runs, serve, workflows
+from interlock.cli.connection import Flags
+from interlock.cli.outcome import OneLine, example
+
+app = typer.Typer(
+    name="interlock",
+    cls=OneLine,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Durable automations and agents that ask before they act.",
+    epilog=example("interlock up", "interlock run start refund --param amount=120 --watch"),
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from interlock import __version__
+
+    typer.echo(f"interlock {__version__}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    url: Annotated[str | None, typer.Option(envvar="INTERLOCK_URL", help="Where the server is.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="INTERLOCK_API_KEY", show_envvar=True, help="The API key to use.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    ctx.obj = Flags(url, key)
+
+
+serve.register(app)
+app.add_typer(workflows.app, name="workflow")
+app.add_typer(runs.app, name="run")
+app.add_typer(approvals.app, name="approval")
+app.add_typer(admin.keys, name="key")
+app.add_typer(admin.tenants, name="tenant")
+
+
+def main() -> None:
+    app(prog_name="interlock")

@@ -1,0 +1,94 @@
+"""`interlock key` and `interlock tenant`: who may do what."""
+
+from typing import Annotated
+
+import typer
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+from interlock.cli.text import visible
+from interlock.lifecycle import Term
+from interlock.wire import Role
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="API keys: who may do what.",
+    epilog=example("interlock key create ci --role operator"),
+)
+tenants = typer.Typer(
+    no_args_is_help=True,
+    help="Tenants: who shares this server.",
+    epilog=example("interlock tenant create acme --max-concurrency 20"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
+Cursor = Annotated[str | None, typer.Option(help="Where the last list ended.")]
+_ONCE = "Keep it now: it is not shown again."
+
+
+def _explained(terms: type[Term]) -> str:
+    return " ".join(f"{term}: {term.doc}" for term in terms)
+
+
+@keys.command("create", epilog=example("interlock key create ci --role operator"))
+def create_key(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    role: Annotated[Role, typer.Option(help=_explained(Role))],
+    workspace: Annotated[str | None, typer.Option(help="Only within this workspace.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an API key. It is shown once."""
+    with connect(ctx) as client:
+        key = client.create_key(name, role, workspace_id=workspace)
+    page = show.facts(id=key.id, name=visible(key.name), role=key.role, key=key.key, note=_ONCE)
+    show.print_view(key, lambda: page, as_json=as_json)
+
+
+@keys.command("list", epilog=example("interlock key list"))
+def list_keys(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
+    """List the API keys of this tenant, without their secrets."""
+    with connect(ctx) as client:
+        page = client.keys(limit=limit, cursor=cursor)
+    show.print_page(page, show.KEYS, as_json=as_json)
+
+
+@keys.command("revoke", epilog=example("interlock key revoke 01990000-0000-7000-8000-000000000000"))
+def revoke_key(
+    ctx: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, not its secret.")],
+    as_json: Json = False,
+) -> None:
+    """Make a key useless, at once."""
+    with connect(ctx) as client:
+        client.revoke_key(key_id)
+    if as_json:
+        show.print_json({"id": key_id, "revoked": True})
+    else:
+        show.console().print(f"revoked {key_id}")
+
+
+@tenants.command("create", epilog=example("interlock tenant create acme --max-concurrency 20 --weight 2"))
+def create_tenant(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits, dots and dashes.")],
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most runs in flight.")] = None,
+    weight: Annotated[float, typer.Option(help="Its share of busy workers, relative to others.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Make a tenant, with its first admin key. Only admins of the tenant `default` may."""
+    with connect(ctx) as client:
+        tenant = client.create_tenant(name, max_concurrency=max_concurrency, weight=weight)
+    note = _ONCE if tenant.key else None
+    page = show.facts(id=tenant.id, name=visible(tenant.name), admin_key=tenant.key, note=note)
+    show.print_view(tenant, lambda: page, as_json=as_json)
+
+
+@tenants.command("list", epilog=example("interlock tenant list"))
+def list_tenants(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
+    """List the tenants."""
+    with connect(ctx) as client:
+        page = client.tenants(limit=limit, cursor=cursor)
+    show.print_page(page, show.TENANTS, as_json=as_json)

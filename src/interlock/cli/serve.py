@@ -1,0 +1,123 @@
+"""The commands that are Interlock itself: up, worker, demo, tools, db."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from interlock.cli import show
+from interlock.cli.outcome import example
+
+if TYPE_CHECKING:
+    from interlock.settings import Settings
+
+db = typer.Typer(
+    no_args_is_help=True, help="The database: its schema and its state.", epilog=example("interlock db status")
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Runs one worker holds at a time; else INTERLOCK_CONCURRENCY.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=example("interlock up", "interlock up --workers 4 --port 9000"))(up)
+    app.command(epilog=example("interlock worker --concurrency 200"))(worker)
+    app.command(epilog=example("interlock demo", "interlock demo --yes"))(demo)
+    app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock tools"))(tools)
+    app.add_typer(db, name="db")
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to start; 0 for none.")] = 1,
+    concurrency: Concurrency = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; else INTERLOCK_HOST.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where to listen; else INTERLOCK_PORT.")] = None,
+) -> int:
+    """Serve the API and start workers, on the embedded database or on INTERLOCK_DATABASE_URL."""
+    settings = _settings(host=host, port=port)
+    from interlock import main
+
+    return main.up(settings, workers=workers, concurrency=concurrency)
+
+
+def worker(concurrency: Concurrency = None) -> int:
+    """Start one worker process against the same database, on this machine or another."""
+    settings = _settings()
+    from interlock import main
+
+    return main.work(settings, concurrency=concurrency)
+
+
+def demo(
+    yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
+) -> int:
+    """A refund that stops for a person, from nothing to done."""
+    settings = _settings()
+    from interlock import main
+
+    return main.demo(settings, yes=yes, console=show.console())
+
+
+def tools(as_json: Json = False) -> None:
+    """List the tools that INTERLOCK_TOOLS names, as a worker here would load them."""
+    spec = _settings().tools
+    from interlock.tools import load_tools, registry
+    from interlock.wire import Page, Tool
+
+    load_tools(spec)
+    found = [Tool.model_validate(tool, from_attributes=True) for tool in registry.all()]
+    show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
+
+
+@db.command(epilog=example("interlock db migrate"))
+def migrate(as_json: Json = False) -> None:
+    """Bring the schema up to date. Safe to run again, and from several machines at once."""
+    settings = _settings()
+    from interlock import main
+
+    applied = main.migrate(settings)
+    if as_json:
+        show.print_json({"applied": applied})
+    else:
+        show.console().print("\n".join(f"applied {name}" for name in applied) or "up to date")
+
+
+@db.command(epilog=example("interlock db status --json"))
+def status(as_json: Json = False) -> None:
+    """Show which database is used, its version, size and migrations."""
+    settings = _settings()
+    from interlock import main
+
+    found = main.database_status(settings)
+    if as_json:
+        show.print_json(found)
+    else:
+        show.console().print(_status_page(found))
+
+
+def _status_page(found: dict[str, Any]) -> RenderableType:
+    return show.facts(
+        database=f"{found['url']} ({'embedded' if found['embedded'] else 'external'})",
+        postgresql=str(found["server_version"]),
+        size=f"{found['size_bytes'] / 1_000_000:.1f} MB",
+        runs=str(found["runs"]),
+        applied=", ".join(found["applied"]) or "nothing",
+        pending=", ".join(found["pending"]) or "nothing",
+    )
+
+
+def _settings(**flags: Any) -> "Settings":
+    """The environment's settings with the flags that were given; one line for a value that cannot be."""
+    from pydantic import ValidationError
+
+    from interlock.settings import Settings
+
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = "_".join(str(part) for part in fault["loc"]).upper()
+        raise typer.TyperException(f"INTERLOCK_{name}: {fault['msg']}") from error
+    return settings.model_copy(update={name: value for name, value in flags.items() if value is not None})

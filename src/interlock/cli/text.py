@@ -1,0 +1,67 @@
+"""Text: what people type into commands, and foreign text made safe to show."""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def visible(text: str) -> str:
+    """Text without the power to move the cursor, recolour the screen or reverse itself.
+
+    What an agent wants to do is shown to the person who approves it; it must not be able to paint over that.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    return visible(" ".join(text.split()))
+
+
+def read_text(name: str) -> str:
+    """A file's text; `-` is what is piped in."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.TyperException(f"{name}: not a text file") from error
+
+
+def parse_input(given: str | None, params: Iterable[str]) -> dict[str, Any]:
+    """A run's input: a JSON object, or `@file` with one; then single fields over it."""
+    found = _json_object(given) if given is not None else {}
+    return found | dict(_parse_param(param) for param in params)
+
+
+def _json_object(given: str) -> dict[str, Any]:
+    text = read_text(given[1:]) if given.startswith("@") else given
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint="--input") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter('expected an object like {"amount": 120}', param_hint="--input")
+    return found
+
+
+def _parse_param(param: str) -> tuple[str, Any]:
+    """`amount=120` is a number, `name=Ann` a string: JSON where it is JSON, else the text itself."""
+    name, equals, value = param.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"expected name=value, not {param!r}", param_hint="--param")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def parse_seconds(text: str) -> float:
+    """A duration as workflows write it, or plain seconds."""
+    from interlock.definition.duration import parse_duration
+
+    try:
+        return parse_duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--deadline") from error

@@ -1,0 +1,83 @@
+"""Watching a run: its steps on the screen, moved by its events."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from interlock.cli import show
+from interlock.cli.text import visible
+from interlock.lifecycle import STEP, StepState
+
+if TYPE_CHECKING:
+    from interlock.client import Client
+    from interlock.wire import Event, Run
+
+
+def watch(client: "Client", run: "Run", *, as_json: bool = False) -> "Run":
+    """Show a run until it ends, and answer how it ended. Without a terminal: one line per event."""
+    events = client.follow(run.id)
+    out = show.console()
+    if as_json:
+        for event in events:
+            show.print_json(event, indent=None)
+    elif out.is_terminal:
+        _watch_live(Progress(run), events, out)
+    else:
+        for event in events:
+            out.print(show.event_line(event))
+    return client.run(run.id)
+
+
+def _watch_live(progress: "Progress", events: "Iterator[Event]", out: Console) -> None:
+    # Drawn anew several times a second and not only on events, so that running steps show how long they take.
+    with Live(console=out, refresh_per_second=8, get_renderable=progress.page):
+        for event in events:
+            progress.apply(event)
+
+
+class Progress:
+    """A run as its events tell it, starting from how it was when we began to look."""
+
+    def __init__(self, run: "Run") -> None:
+        self.run = run
+
+    def apply(self, event: "Event") -> None:
+        match event.data:
+            case {"step_key": str(key), "to_state": str(state)}:
+                self._move_step(key, state, event)
+            case {"to_state": str(state)}:
+                self.run = self._changed({"status": state})
+
+    def _move_step(self, key: str, state: str, event: "Event") -> None:
+        steps = [step.model_dump() for step in self.run.steps]
+        found = next((step for step in steps if step["key"] == key), None)
+        if found is None:  # a flow's steps are known only when they happen
+            found = {"id": key, "key": key, "index": len(steps), "kind": "step"}
+            steps.append(found)
+        data = event.data
+        found["status"] = state
+        found["attempt"] = data.get("attempt") or found.get("attempt", 0)
+        found["next_run_at"] = data.get("next_run_at")
+        found["last_error"] = data.get("error")
+        if state == StepState.RUNNING or not found.get("started_at"):
+            found["started_at"] = data.get("started_at") or event.at
+        found["completed_at"] = event.at if state in STEP.terminal else None
+        self.run = self._changed({"steps": steps})
+
+    def _changed(self, changes: dict[str, Any]) -> "Run":
+        return type(self.run).model_validate({**self.run.model_dump(), **changes})
+
+    @property
+    def settled(self) -> int:
+        return sum(step.status in STEP.terminal for step in self.run.steps)
+
+    def page(self) -> RenderableType:
+        run, total = self.run, len(self.run.steps)
+        head = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(total=max(total, 1), completed=self.settled, width=30)
+        head.add_row(visible(run.workflow), show.word(run.status), bar, f"{self.settled}/{total}")
+        return Group(head, show.table(run.steps, show.STEPS))

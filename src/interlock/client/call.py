@@ -1,0 +1,117 @@
+"""A call: one request and how to read its answer, as a value that two kinds of clients can carry out."""
+
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from urllib.parse import quote
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from interlock.client.errors import ApiError
+
+if TYPE_CHECKING:
+    from interlock.client.clients import AsyncClient, Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    method: str
+    path: str
+    read: Callable[[httpx2.Response], T]
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    # How long the server may take on purpose, on top of the client's own patience.
+    wait: float = 0
+
+    def answer(self, response: httpx2.Response) -> T:
+        if not response.is_success:
+            raise ApiError.of(response)
+        try:
+            return self.read(response)
+        except ValidationError as error:
+            raise ApiError.unreadable(response) from error
+
+
+def get(path: str, view: type[M], *, wait: float | None = None, **query: Any) -> Call[M]:
+    return Call("GET", path, _reader(view), query=_given(query, wait=wait), wait=wait or 0)
+
+
+def post(
+    path: str,
+    view: type[M],
+    body: BaseModel | None = None,
+    *,
+    idempotency_key: str | None = None,
+    wait: float | None = None,
+) -> Call[M]:
+    content = body.model_dump_json(exclude_none=True).encode() if body is not None else b"{}"
+    return send_text(path, view, content, "application/json", idempotency_key=idempotency_key, wait=wait)
+
+
+def send_text(
+    path: str,
+    view: type[M],
+    content: bytes,
+    content_type: str,
+    *,
+    idempotency_key: str | None = None,
+    wait: float | None = None,
+) -> Call[M]:
+    # With a key of its own even a request that changes something can be sent again when the connection breaks.
+    headers = {"Content-Type": content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+    return Call("POST", path, _reader(view), _given({}, wait=wait), headers, content, wait or 0)
+
+
+def delete(path: str) -> Call[None]:
+    return Call("DELETE", path, lambda _: None)
+
+
+def at(template: str, *names: str) -> str:
+    """A path with names in it, quoted so that a name cannot become another path."""
+    return template.format(*(quote(str(name), safe="") for name in names))
+
+
+def _reader(view: type[M]) -> Callable[[httpx2.Response], M]:
+    return lambda response: view.model_validate_json(response.content)
+
+
+def _given(query: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**query, **more}.items() if value is not None}
+
+
+class endpoint(Generic[P, T]):  # noqa: N801 - a decorator
+    """Turns a method that describes a Call into one that makes it: at once on a Client, awaited on an AsyncClient."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], Call[T]]) -> None:
+        self.describe = describe
+        self.__doc__ = describe.__doc__
+
+    @overload
+    def __get__(self, client: "Client", owner: type | None = None) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", owner: type | None = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: None, owner: type | None = None) -> "endpoint[P, T]": ...
+    def __get__(self, client: Any, owner: type | None = None) -> Any:
+        if client is None:
+            return self
+
+        @wraps(self.describe)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self._describe(client, *args, **kwargs))
+
+        return method
+
+    def _describe(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        try:
+            return self.describe(client, *args, **kwargs)
+        except ValidationError as error:  # the server would say the same, one round trip later
+            raise ApiError.of_body(error) from None

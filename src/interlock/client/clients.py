@@ -1,0 +1,219 @@
+"""The clients: the same calls, carried out at once or awaited."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from interlock.client.api import Api
+from interlock.client.call import Call, at
+from interlock.client.errors import ApiError, Unreachable
+from interlock.client.persistence import FOLLOW_SILENCE_SECONDS, Attempts, Following
+from interlock.lifecycle import RunState
+from interlock.wire import Event, Run
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+# A proxy is for the way out; what runs on this machine is reached directly.
+LOOPBACK: dict[str, None] = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
+
+
+class _Connection(Api):
+    """Where the server is, and what is said to it with every request."""
+
+    def __init__(self, url: str | None, key: str | None, timeout: float) -> None:
+        self.url = (url or os.environ.get("INTERLOCK_URL") or DEFAULT_URL).rstrip("/")
+        self.timeout = timeout
+        key = (key or os.environ.get("INTERLOCK_API_KEY") or "").strip()
+        if not key.isascii() or not key.isprintable():
+            raise ApiError(401, "UNAUTHORIZED", "Not signed in", "this is not an API key: it has odd characters in it")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._check_url()
+
+    def _check_url(self) -> None:
+        try:
+            parsed = httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise Unreachable.by(error, self.url) from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise Unreachable.by(httpx2.UnsupportedProtocol(""), self.url)
+
+    def _request(self, call: Call[Any]) -> dict[str, Any]:
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "params": call.query,
+            "headers": call.headers,
+            "content": call.content,
+            "timeout": httpx2.Timeout(self.timeout, read=self.timeout + call.wait),
+        }
+
+    def _stream(self, run_id: str, following: Following) -> dict[str, Any]:
+        return {
+            "method": "GET",
+            "url": self.url + at("/api/runs/{}/events", run_id),
+            "params": following.query(),
+            "headers": following.headers(),
+            "timeout": httpx2.Timeout(self.timeout, read=FOLLOW_SILENCE_SECONDS),
+        }
+
+
+class Client(_Connection):
+    """A client for scripts and threads.
+
+    >>> with Client() as interlock:
+    ...     run = interlock.start("refund", {"charge": "ch_1", "amount": 120}, wait=30)
+    """
+
+    _sleep = staticmethod(time.sleep)
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        timeout: float = 30,
+        *,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, key, timeout)
+        self._http = httpx2.Client(headers=self._headers, transport=transport, mounts=None if transport else LOOPBACK)
+
+    def send(self, call: Call[T]) -> T:
+        attempts = Attempts(self.url)
+        while True:
+            try:
+                response = self._http.request(**self._request(call))
+            except httpx2.TransportError as error:
+                pause = attempts.pause_after(error)
+            else:
+                if (again := attempts.pause_before_answer(response)) is None:
+                    return call.answer(response)
+                pause = again
+            self._sleep(pause)
+
+    def iter_runs(
+        self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
+    ) -> Iterator[Run]:
+        """All runs, newest first; `limit` is the size of a page."""
+        page = self.runs(status=status, workflow=workflow, limit=limit)
+        yield from page.items
+        while page.next_cursor:
+            page = self.runs(status=status, workflow=workflow, limit=limit, cursor=page.next_cursor)
+            yield from page.items
+
+    def follow(self, run_id: str, after: int = 0) -> Iterator[Event]:
+        """The run's events after number `after`, as they happen, until the run ends; connections may break."""
+        following = Following(self.url, after)
+        while True:
+            trouble: Exception | None = None
+            try:
+                with self._http.stream(**self._stream(run_id, following)) as response:
+                    if not response.is_success:
+                        response.read()
+                    following.opened(response)
+                    for sent in httpx2.EventSource(response):
+                        if event := following.take(sent, response):
+                            yield event
+                        if following.ended:
+                            return
+            except httpx2.SSEError as error:
+                raise ApiError.unreadable(response) from error
+            except httpx2.TransportError as error:
+                trouble = error
+            self._sleep(following.pause_after(trouble))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient(_Connection):
+    """A client for asyncio.
+
+    >>> async with AsyncClient() as interlock:
+    ...     run = await interlock.start("refund", {"charge": "ch_1", "amount": 120}, wait=30)
+    """
+
+    _sleep = staticmethod(asyncio.sleep)
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        timeout: float = 30,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, key, timeout)
+        self._http = httpx2.AsyncClient(
+            headers=self._headers, transport=transport, mounts=None if transport else LOOPBACK
+        )
+
+    async def send(self, call: Call[T]) -> T:
+        attempts = Attempts(self.url)
+        while True:
+            try:
+                response = await self._http.request(**self._request(call))
+            except httpx2.TransportError as error:
+                pause = attempts.pause_after(error)
+            else:
+                if (again := attempts.pause_before_answer(response)) is None:
+                    return call.answer(response)
+                pause = again
+            await self._sleep(pause)
+
+    async def iter_runs(
+        self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Run]:
+        """All runs, newest first; `limit` is the size of a page."""
+        cursor: str | None = None
+        while True:
+            page = await self.runs(status=status, workflow=workflow, limit=limit, cursor=cursor)
+            for run in page.items:
+                yield run
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """The run's events after number `after`, as they happen, until the run ends; connections may break."""
+        following = Following(self.url, after)
+        while True:
+            trouble: Exception | None = None
+            try:
+                async with self._http.stream(**self._stream(run_id, following)) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    following.opened(response)
+                    async for sent in httpx2.EventSource(response):
+                        if event := following.take(sent, response):
+                            yield event
+                        if following.ended:
+                            return
+            except httpx2.SSEError as error:
+                raise ApiError.unreadable(response) from error
+            except httpx2.TransportError as error:
+                trouble = error
+            await self._sleep(following.pause_after(trouble))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

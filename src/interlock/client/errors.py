@@ -1,0 +1,72 @@
+"""What can go wrong between a client and its server.
+
+ClientError
+├── ApiError       the server answered, and the answer is a problem
+└── Unreachable    there was no answer
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+from pydantic import ValidationError
+
+from interlock.wire import Problem
+
+
+class ClientError(Exception):
+    pass
+
+
+class ApiError(ClientError):
+    """A problem the server answered with; `code` is for programs, the text for people."""
+
+    def __init__(self, status: int, code: str, title: str, detail: str = "", fields: Mapping[str, Any] | None = None):
+        super().__init__(f"{title}: {detail}" if detail else title)
+        self.status = status
+        self.code = code
+        self.title = title
+        self.detail = detail
+        self.fields: Mapping[str, Any] = fields or {}
+
+    @classmethod
+    def of(cls, response: httpx2.Response) -> "ApiError":
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValidationError:  # a proxy's page, or another program at this address
+            phrase = response.reason_phrase or "Error"
+            return cls(
+                response.status_code,
+                f"HTTP_{response.status_code}",
+                f"{response.url} answered {response.status_code} {phrase}",
+            )
+        return cls(response.status_code, problem.code, problem.title, problem.detail, problem.model_extra)
+
+    @classmethod
+    def of_body(cls, error: ValidationError) -> "ApiError":
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        return cls(422, "INVALID_REQUEST", "The request is not valid", "; ".join(faults))
+
+    @classmethod
+    def unreadable(cls, response: httpx2.Response) -> "ApiError":
+        return cls(response.status_code, "UNREADABLE_ANSWER", f"what {response.url} answered is not Interlock's")
+
+
+class Unreachable(ClientError):
+    """No answer. Whether a request that changes something was carried out is not known."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(why)
+        self.url = url
+
+    @classmethod
+    def by(cls, error: Exception, url: str) -> "Unreachable":
+        match error:
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
+                return cls(url, f"no Interlock at {url}; start one with `interlock up`")
+            case httpx2.TimeoutException():
+                return cls(url, f"Interlock at {url} did not answer in time")
+            case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
+                return cls(url, f"{url!r} is not an address; expected one like http://127.0.0.1:8420")
+            case _:
+                return cls(url, f"the connection to Interlock at {url} broke: {error or type(error).__name__}")

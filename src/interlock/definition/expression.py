@@ -1,0 +1,344 @@
+"""Expressions: CEL over a run's input, trigger and settled steps, alone or inside the strings of a template."""
+
+import base64
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import cel
+import orjson
+
+from interlock.definition.fault import Path, dotted
+from interlock.definition.tokens import References, closing_brace, references
+
+ROOTS = ("input", "trigger", "run", "steps")
+_CONVERSIONS = {"bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
+_PARTS_OF_TIME = {
+    "getDate",
+    "getDayOfMonth",
+    "getDayOfWeek",
+    "getDayOfYear",
+    "getFullYear",
+    "getHours",
+    "getMilliseconds",
+    "getMinutes",
+    "getMonth",
+    "getSeconds",
+}
+FUNCTIONS = frozenset({"contains", "endsWith", "matches", "size", "startsWith"} | _CONVERSIONS | _PARTS_OF_TIME)
+MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "filter", "has", "map"})
+
+# The parser and the interpreter recurse in native code; no honest expression comes near this.
+_LONGEST = 4000
+
+_SYNTAX_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*)")
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
+class ExpressionFailed(ValueError):
+    """An expression that is right in form had no value in this run."""
+
+    def __init__(self, source: str, why: str) -> None:
+        super().__init__(f"{_quoted(source)}: {why}")
+        self.source = source
+        self.why = why
+
+
+class TemplateInvalid(ValueError):
+    """Every expression of a template that does not compile, each with its path, and the template of the others."""
+
+    def __init__(self, faults: tuple[tuple[Path, str], ...], rest: "Template") -> None:
+        super().__init__("; ".join(f"{dotted(path)}: {why}" if path else why for path, why in faults))
+        self.faults = faults
+        self.rest = rest
+
+
+class Scope:
+    """What the expressions of one run can see.
+
+    Values are handed to CEL when an expression asks for them: most steps have none, and converting every output of a
+    long run for each of its steps would cost the square of its length.
+    """
+
+    __slots__ = ("_context", "_roots", "_shown", "_steps", "_waiting")
+
+    def __init__(self, input: Any, trigger: Any, run: Mapping[str, Any]) -> None:
+        self._roots = {"input": input, "trigger": trigger, "run": run}
+        self._steps: dict[str, tuple[str, Any]] = {}
+        self._context: Any = None
+        self._waiting: set[str] = set()  # roots that CEL does not hold yet
+        self._shown: frozenset[str] | None = None  # steps that CEL holds now
+
+    def settle(self, key: str, status: str, output: Any) -> None:
+        self._steps[key] = (status, output)
+        self._shown = None
+
+    def context(self, wanted: References) -> Any:
+        """A `cel.Context` that holds at least what is wanted."""
+        if self._context is None:
+            self._context = cel.Context()
+            self._waiting = set(self._roots)
+        for name in self._waiting & wanted.names:
+            value = self._roots[name]
+            self._context.add_variable(name, dict(value) if isinstance(value, Mapping) else value)
+            self._waiting.discard(name)
+        if "steps" in wanted.names:
+            self._show(frozenset(self._steps) if wanted.any_step else wanted.steps)
+        return self._context
+
+    def _show(self, keys: frozenset[str]) -> None:
+        if self._shown is None or not keys <= self._shown:
+            settled = {key: self._steps[key] for key in keys if key in self._steps}
+            # An output may be handed over undecoded: a function that gives it, called only when it is looked at.
+            steps = {
+                key: {"status": status, "output": output() if callable(output) else output}
+                for key, (status, output) in settled.items()
+            }
+            self._context.add_variable("steps", steps)
+            self._shown = keys
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    source: str
+    _program: Any = field(compare=False, repr=False)
+    references: References = field(compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, source: str) -> "Expression":
+        source = source.strip()
+        if not source:
+            raise ValueError("the expression is empty")
+        if len(source) > _LONGEST:
+            raise ValueError(f"the expression is longer than {_LONGEST} characters")
+        try:
+            program = cel.compile(source)
+        except ValueError as error:
+            raise ValueError(f"{_quoted(source)} is not valid CEL: {_syntax(str(error))}") from None
+        if any(name.startswith(".") for name in program.variables()):
+            raise ValueError(f"{_quoted(source)} is not valid CEL here: leave out the dot before the name")
+        return cls(source, program, references(source))
+
+    def names(self) -> frozenset[str]:
+        return self.references.names
+
+    def steps(self) -> frozenset[str]:
+        return self.references.steps
+
+    def functions(self) -> frozenset[str]:
+        """Without the operators, which CEL counts as functions named `_+_`."""
+        return frozenset(name for name in self._program.functions() if name.isidentifier())
+
+    def evaluate(self, scope: Scope) -> Any:
+        """A plain JSON value."""
+        try:
+            value = self._program.execute(scope.context(self.references))
+        except Exception as error:
+            raise ExpressionFailed(self.source, _reason(error)) from error
+        try:
+            return value if type(value) in _PLAIN else plain(value)
+        except ValueError as error:
+            raise ExpressionFailed(self.source, str(error)) from error
+
+
+def plain(value: Any) -> Any:
+    """What CEL returned as a JSON value; a duration is its seconds."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"the result is {value}, which JSON cannot carry")
+            return value
+        case list():
+            return [plain(item) for item in value]
+        case dict():
+            return {key if isinstance(key, str) else _text(key): plain(item) for key, item in value.items()}
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case timedelta():
+            return value.total_seconds()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            raise ValueError(f"the result is a {type(value).__name__}, which JSON cannot carry")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _quoted(source: str) -> str:
+    """On one line, and not so long that the reason behind it is lost."""
+    line = " ".join(source.split())
+    return f"`{line}`" if len(line) <= 120 else f"`{line[:120]}…`"
+
+
+def _syntax(error: str) -> str:
+    found = _SYNTAX_ERROR.search(error)
+    if found is None:
+        return error.splitlines()[0]
+    line, column, problem = found.groups()
+    problem = problem.split(" expecting {")[0].replace("mismatched input '<EOF>'", "it ends too early")
+    return f"{problem} (column {column})" if line == "1" else f"{problem} (line {line}, column {column})"
+
+
+def _reason(error: Exception) -> str:
+    message = str(error.args[0]) if error.args else type(error).__name__
+    if isinstance(error, KeyError):
+        return f"no such key: {message.strip(chr(39))}"
+    if message.startswith("No such overload"):
+        return (
+            "the operation does not fit the types of its values; "
+            "CEL converts nothing by itself, so write int(x), double(x) or string(x), and look out for null"
+        )
+    if message.startswith("Undefined variable or function"):
+        return message.split(". ")[0].replace("Undefined", "undefined")
+    return " ".join(message.removesuffix(" Check function arguments and their types.").split())
+
+
+class _Node(Protocol):
+    def render(self, scope: Scope) -> Any: ...
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+    def render(self, scope: Scope) -> Any:
+        return self.value
+
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A string that is one `${…}` and nothing else: the native value."""
+
+    expression: Expression
+
+    def render(self, scope: Scope) -> Any:
+        return self.expression.evaluate(scope)
+
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+        yield path, self.expression
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    parts: tuple[str | Expression, ...]
+
+    def render(self, scope: Scope) -> str:
+        return "".join(part if isinstance(part, str) else _text(part.evaluate(scope)) for part in self.parts)
+
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+        return ((path, part) for part in self.parts if isinstance(part, Expression))
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    items: tuple[_Node, ...]
+
+    def render(self, scope: Scope) -> list[Any]:
+        return [item.render(scope) for item in self.items]
+
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+        for index, item in enumerate(self.items):
+            yield from item.expressions((*path, index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    members: Mapping[str, _Node]
+
+    def render(self, scope: Scope) -> dict[str, Any]:
+        return {key: member.render(scope) for key, member in self.members.items()}
+
+    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+        for key, member in self.members.items():
+            yield from member.expressions((*path, key))
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A JSON value whose strings, but not its keys, may hold `${expressions}`; `$${` stands for a literal `${`."""
+
+    value: Any
+    _root: _Node = field(compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, value: Any) -> "Template":
+        faults: list[tuple[Path, str]] = []
+        root = _parse(value, (), faults)
+        if faults:
+            raise TemplateInvalid(tuple(faults), cls(value, root))
+        return cls(value, root)
+
+    @property
+    def is_constant(self) -> bool:
+        return isinstance(self._root, _Constant)
+
+    def render(self, scope: Scope) -> Any:
+        """A constant is the same object each time: do not change what this returns."""
+        return self._root.render(scope)
+
+    def expressions(self) -> Iterator[tuple[Path, Expression]]:
+        return self._root.expressions(())
+
+
+def _parse(value: Any, path: Path, faults: list[tuple[Path, str]]) -> _Node:
+    match value:
+        case str():
+            return _parse_text(value, path, faults)
+        case list() | tuple():
+            items = tuple(_parse(item, (*path, index), faults) for index, item in enumerate(value))
+            if all(isinstance(item, _Constant) for item in items):
+                return _Constant([item.value for item in items if isinstance(item, _Constant)])
+            return _List(items)
+        case Mapping():
+            members = {key: _parse(member, (*path, key), faults) for key, member in value.items()}
+            if all(isinstance(member, _Constant) for member in members.values()):
+                return _Constant({key: m.value for key, m in members.items() if isinstance(m, _Constant)})
+            return _Object(members)
+        case _:
+            return _Constant(value)
+
+
+def _parse_text(text: str, path: Path, faults: list[tuple[Path, str]]) -> _Node:
+    if "${" not in text:
+        return _Constant(text)
+    try:
+        parts = tuple(_parts(text))
+    except ValueError as error:
+        faults.append((path, str(error)))
+        return _Constant(text)
+    match parts:
+        case (Expression() as whole,):
+            return _Value(whole)
+        case _ if all(isinstance(part, str) for part in parts):
+            return _Constant("".join(map(str, parts)))
+        case _:
+            return _Text(parts)
+
+
+def _parts(text: str) -> Iterator[str | Expression]:
+    at = 0
+    while (dollar := text.find("${", at)) >= 0:
+        if dollar > at and text[dollar - 1] == "$":
+            yield text[at : dollar - 1] + "${"
+            at = dollar + 2
+            continue
+        if dollar > at:
+            yield text[at:dollar]
+        end = closing_brace(text, dollar + 2)
+        if end is None:
+            raise ValueError("`${` is not closed by `}`; write `$${` for a literal `${`")
+        yield Expression.parse(text[dollar + 2 : end])
+        at = end + 1
+    if at < len(text):
+        yield text[at:]

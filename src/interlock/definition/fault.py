@@ -1,0 +1,84 @@
+"""A fault: one mistake in a definition, with where it is and what would be right."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any
+
+# Where a value stands inside a document: ("steps", 2, "retry").
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    file: str
+    line: int | None
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return ": ".join(part for part in (where, self.path, self.message) if part)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TooManyFaults(Exception):
+    """Nobody reads further, and a hostile document must not cost more than an honest one."""
+
+
+class Faults:
+    """Collects faults while reading goes on, so that all of them are reported at once."""
+
+    MOST = 200
+
+    def __init__(self, file: str) -> None:
+        self.lines: Mapping[Path, int] = {}
+        self._file = file
+        self._found: dict[Fault, None] = {}  # in order, each once
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, path: Path, message: str, *, line: int | None = None) -> None:
+        self._found[Fault(self._file, line or self._line_of(path), dotted(path), message)] = None
+        if len(self._found) >= self.MOST:
+            raise TooManyFaults
+
+    def sorted(self) -> list[Fault]:
+        return sorted(self._found, key=lambda fault: fault.line or 0)
+
+    def _line_of(self, path: Path) -> int | None:
+        # What is missing has no line of its own: the nearest thing around it has.
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path)
+
+
+def dotted(path: Path) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def described(value: Any) -> str:
+    """What was found, in a reader's words."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "a list"
+        case Mapping():
+            return "a mapping"
+        case _:
+            return f"a {type(value).__name__}"

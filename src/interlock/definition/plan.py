@@ -1,0 +1,111 @@
+"""A plan: a workflow that was checked, in the form the engine walks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from interlock.definition.expression import Expression, Template
+from interlock.lifecycle import Term, Tier
+
+
+class StepKind(Term):
+    TOOL = "tool", "Calls a tool."
+    APPROVAL = "approval", "Asks people."
+    WAIT = "wait", "Lets time pass."
+
+
+class OnReject(Term):
+    FAIL = "fail", "The run fails."
+    COMPLETE = "complete", "The run ends well, and nothing of what was refused is done."
+    CONTINUE = "continue", "The refused step is skipped and the run goes on."
+
+
+EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
+    {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    max_attempts: int = 4
+    base_delay: float = 5.0
+    backoff: tuple[float, ...] | None = None
+    max_delay: float = 600.0
+
+    def delay(self, failures: int, jitter: float) -> float:
+        """Seconds until the next attempt after so many failures; `jitter` in [0, 1) spreads it by a tenth."""
+        if self.backoff:
+            delay = self.backoff[min(failures, len(self.backoff)) - 1]
+        else:
+            delay = 2.0 ** min(failures, 64) * self.base_delay
+        return min(delay, self.max_delay) * (1 + 0.1 * (2 * jitter - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    tier: Tier
+    two_person: bool
+    expires_in: float
+    summary: Template
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    key: str
+    index: int
+    kind: StepKind
+    needs: tuple[str, ...]
+    follows: str | None
+    when: Expression | None
+    tool: str | None
+    input: Template
+    retry: Retry
+    timeout: float | None
+    gate: Gate | None
+    duration: Template | None
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """What must be settled first. Only `needs` also pass a skip on; a step in a plain list just comes later."""
+        return self.needs or ((self.follows,) if self.follows is not None else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Two plans are the same when their digests are."""
+
+    name: str = field(compare=False)
+    description: str = field(compare=False)
+    on_reject: OnReject = field(compare=False)
+    timeout: float | None = field(compare=False)
+    steps: tuple[Step, ...] = field(compare=False, repr=False)
+    source: dict[str, Any] = field(compare=False, repr=False)
+    digest: str
+    by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
+    successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
+    is_sequence: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        successors: dict[str, list[str]] = {step.key: [] for step in self.steps}
+        for step in self.steps:
+            for key in step.after:
+                successors[key].append(step.key)
+        in_order = zip(self.steps[1:], self.steps, strict=False)
+        # Once here instead of for every step of every run: frozen, hence the way around.
+        put = object.__setattr__
+        put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
+        put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
+        put(self, "is_sequence", all(step.follows == before.key for step, before in in_order))
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Each once, in the order of their first use."""
+        return tuple(dict.fromkeys(step.tool for step in self.steps if step.tool is not None))
+
+
+def digest_of(source: Mapping[str, Any]) -> str:
+    return sha256(orjson.dumps(source, option=orjson.OPT_SORT_KEYS)).hexdigest()

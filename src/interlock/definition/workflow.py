@@ -1,0 +1,238 @@
+"""A workflow: the YAML or JSON a user writes, turned into a checked plan or into a list of everything wrong with it."""
+
+import re
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+import orjson
+
+from interlock.definition import document
+from interlock.definition.checks import check
+from interlock.definition.fault import Fault, Faults, Path, TooManyFaults, described
+from interlock.definition.plan import EXPIRES_IN, Gate, OnReject, Plan, Retry, Step, StepKind, digest_of
+from interlock.definition.section import NOTHING, Section
+from interlock.errors import DefinitionInvalid
+from interlock.lifecycle import Tier
+
+__all__ = ["Fault", "load", "parse"]
+
+MOST_STEPS = 1000
+
+_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+_TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
+
+_TOP = ("name", "description", "on_reject", "timeout", "steps")
+_EVERY_STEP = ("id", "needs", "when")
+_TOOL_ONLY = ("input", "retry", "timeout")
+_KINDS = tuple(StepKind)
+_DEFAULTS = Retry()
+_LATER = ("compensate", "flow", "runs_on")
+_LATER_WAIT = ("event", "correlation", "timeout")
+
+
+def parse(text: str | bytes, file: str = "workflow") -> Plan:
+    """Raises `DefinitionInvalid` with every fault and its line."""
+    faults = Faults(file)
+    try:
+        read = document.read(text, faults)
+        faults.lines = read.lines
+        return _plan(read.value, faults)
+    except document.Unreadable as error:
+        faults.add(error.path, error.message, line=error.line)
+    except TooManyFaults:
+        pass
+    raise DefinitionInvalid(faults.sorted())
+
+
+def load(source: Mapping[str, Any], file: str = "workflow") -> Plan:
+    """The plan of a source that was stored; it has no lines."""
+    faults = Faults(file)
+    try:
+        # Through JSON: what a plan is made of is then its own, and nothing but JSON.
+        return _plan(orjson.loads(orjson.dumps(source)), faults)
+    except TypeError as error:
+        faults.add((), f"not a JSON value: {error}")
+    except TooManyFaults:
+        pass
+    raise DefinitionInvalid(faults.sorted())
+
+
+def _plan(value: Any, faults: Faults) -> Plan:
+    if not isinstance(value, dict):
+        faults.add((), f"expected a workflow with a name and steps, found {described(value)}")
+        raise DefinitionInvalid(faults.sorted())
+    source = _normalised(value)
+    top = Section(source, (), faults)
+    top.only(_TOP, later=_LATER)
+    name = _identifier(top, "name", _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter")
+    steps = _steps(top)
+    description = top.text("description")
+    on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
+    timeout = top.duration("timeout", 0.0, above_zero=True) or None
+    check(steps, faults)
+    if faults:
+        raise DefinitionInvalid(faults.sorted())
+    return Plan(name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source))
+
+
+def _normalised(value: dict[str, Any]) -> dict[str, Any]:
+    """Keys left empty are left out, so that they do not make another version; an empty `approval:` is one."""
+    source = {key: member for key, member in value.items() if member is not None}
+    if isinstance(steps := source.get("steps"), list):
+        source["steps"] = [_normalised_step(step) if isinstance(step, dict) else step for step in steps]
+    return source
+
+
+def _normalised_step(step: dict[str, Any]) -> dict[str, Any]:
+    # `needs:` with nothing after it could mean "nothing" or "not decided"; it stays, and is asked about.
+    kept = {key: value for key, value in step.items() if value is not None or key in ("needs", *_KINDS)}
+    return {**kept, "approval": {}} if "approval" in kept and kept["approval"] is None else kept
+
+
+def _identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
+    if not section.has(key):
+        section.fault(key, f"`{key}` is missing")
+        return ""
+    text = section.text(key)
+    if isinstance(section.value[key], str) and not pattern.fullmatch(text):
+        section.fault(key, f"expected at most 100 {what}, found {text[:120]!r}")
+    return text
+
+
+def _steps(top: Section) -> dict[str, Step]:
+    if not top.has("steps"):
+        top.fault("steps", "`steps` is missing; a workflow has at least one")
+        return {}
+    items = top.items("steps", "steps")
+    if isinstance(top.value["steps"], list) and not 1 <= len(items) <= MOST_STEPS:
+        top.fault("steps", f"expected 1 to {MOST_STEPS} steps, found {len(items)}")
+    steps: dict[str, Step] = {}
+    follows: str | None = None
+    for index, item in enumerate(items[:MOST_STEPS]):
+        path: Path = ("steps", index)
+        if not isinstance(item, dict):
+            top.faults.add(path, f"expected a step such as {{id: lookup, tool: shop.lookup}}, found {described(item)}")
+            continue
+        step = _step(Section(item, path, top.faults), index, follows)
+        is_taken = step.key in steps
+        if is_taken:
+            top.faults.add((*path, "id"), f"`{step.key}` is already the id of steps[{steps[step.key].index}]")
+        # One without an id of its own cannot be referred to, but what it says is checked like the rest.
+        steps[f"steps[{index}]" if is_taken or not step.key else step.key] = step
+        follows = step.key or follows
+    return steps
+
+
+def _step(section: Section, index: int, follows: str | None) -> Step:
+    kind = _kind(section)
+    section.only((*_EVERY_STEP, *_KINDS, *_TOOL_ONLY), later=_LATER)
+    if kind is not StepKind.TOOL:
+        for key in _TOOL_ONLY:
+            if section.has(key):
+                section.fault(key, f"only a tool step has `{key}`, and this is a step of kind {kind}")
+    return Step(
+        key=_identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter"),
+        index=index,
+        kind=kind,
+        needs=_needs(section),
+        follows=None if "needs" in section.value else follows,
+        when=section.condition("when"),
+        tool=_tool(section) if kind is StepKind.TOOL else None,
+        input=_input(section) if kind is StepKind.TOOL else NOTHING,
+        retry=_retry(section) if kind is StepKind.TOOL else _DEFAULTS,
+        timeout=section.duration("timeout", 0.0, above_zero=True) or None if kind is StepKind.TOOL else None,
+        gate=_gate(section) if kind is StepKind.APPROVAL else None,
+        duration=_duration(section) if kind is StepKind.WAIT else None,
+    )
+
+
+def _kind(section: Section) -> StepKind:
+    kinds = [kind for kind in _KINDS if kind in section.value]
+    if not kinds and "flow" not in section.value:
+        section.faults.add(section.path, "it does nothing; give it one of tool, approval or wait")
+    elif len(kinds) > 1:
+        section.fault(kinds[1], f"a step is one of tool, approval or wait; this one is {' and '.join(kinds)}")
+    return kinds[0] if kinds else StepKind.TOOL
+
+
+def _needs(section: Section) -> tuple[str, ...]:
+    if "needs" not in section.value:
+        return ()
+    needs = section.items("needs", "step ids, [] to start at once")
+    for at, key in enumerate(needs):
+        if not isinstance(key, str):
+            section.faults.add((*section.path, "needs", at), f"expected the id of a step, found {described(key)}")
+    return tuple(key for key in needs if isinstance(key, str))
+
+
+def _tool(section: Section) -> str:
+    if "tool" in section.value and not section.has("tool"):
+        section.expected("tool", "the name of a tool")
+    tool = section.text("tool")
+    if isinstance(section.value.get("tool"), str) and not _TOOL.fullmatch(tool):
+        section.fault("tool", f"expected the name of a tool such as shop.refund, found {tool[:120]!r}")
+    return tool
+
+
+def _input(section: Section) -> Any:
+    if section.has("input") and not isinstance(section.value["input"], dict):
+        section.expected("input", "a mapping of the tool's parameters")
+        return NOTHING
+    return section.template("input", {})
+
+
+def _retry(section: Section) -> Retry:
+    if not section.has("retry"):
+        return _DEFAULTS
+    retry = section.section("retry", "{max_attempts: 4, base_delay: 5s}")
+    retry.only(("max_attempts", "base_delay", "max_delay", "backoff"))
+    backoff: tuple[float, ...] | None = None
+    if retry.has("backoff"):
+        backoff = _backoff(retry)
+        if retry.has("base_delay"):
+            retry.fault("base_delay", "`backoff` already says how long to wait; leave one of them out")
+    base_delay = retry.duration("base_delay", _DEFAULTS.base_delay)
+    # What is asked for in so many words is not cut down by a default.
+    longest = max(_DEFAULTS.max_delay, base_delay, *(backoff or ()))
+    return Retry(
+        max_attempts=retry.integer("max_attempts", _DEFAULTS.max_attempts, 1, 100),
+        base_delay=base_delay,
+        backoff=backoff,
+        max_delay=retry.duration("max_delay", longest),
+    )
+
+
+def _backoff(retry: Section) -> tuple[float, ...] | None:
+    delays = retry.items("backoff", "durations")
+    if retry.value["backoff"] == []:
+        retry.fault("backoff", "expected at least one duration, found an empty list")
+    return tuple(retry.seconds(delay, (*retry.path, "backoff", at)) for at, delay in enumerate(delays)) or None
+
+
+def _gate(section: Section) -> Gate:
+    gate = section.section("approval", "{tier: high, expires_in: 4h}")
+    gate.only(("tier", "two_person", "expires_in", "summary"))
+    tier = gate.choice("tier", Tier, Tier.MED)
+    gate.text("summary")
+    return Gate(
+        tier=tier,
+        two_person=gate.flag("two_person"),
+        expires_in=gate.duration("expires_in", EXPIRES_IN[tier], above_zero=True),
+        summary=gate.template("summary", ""),
+    )
+
+
+def _duration(section: Section) -> Any:
+    wait = section.section("wait", "{duration: 5m}")
+    event = "event" in wait.value
+    wait.only(("duration",), later=_LATER_WAIT if event else ())
+    if not wait.has("duration"):
+        if not event and isinstance(section.value["wait"], dict | NoneType):
+            wait.fault("duration", "`duration` is missing; write {duration: 5m}")
+        return NOTHING
+    duration = wait.template("duration", None)
+    if duration.is_constant and "${" not in str(wait.value["duration"]):
+        wait.duration("duration", 0.0)
+    return duration

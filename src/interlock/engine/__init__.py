@@ -1,0 +1,1 @@
+"""Commands: the verbs of the product, one transaction each."""

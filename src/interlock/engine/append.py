@@ -1,0 +1,110 @@
+"""Append: the writes of many runs in one transaction, each accepted or refused by itself."""
+
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from interlock.engine.leases import Me
+from interlock.engine.outside import open_approvals
+from interlock.journal import Ask, Entry, Leave, encode
+from interlock.lifecycle import RunState
+from interlock.store.pool import Database, Tx
+
+
+@dataclass(slots=True)
+class Lease:
+    """A run in this worker's hands. `status` is what its row says, which only changes when the run leaves."""
+
+    run_id: UUID
+    tenant_id: UUID
+    token: int
+    status: RunState
+    workflow: str
+    requested_by: str
+
+
+@dataclass(slots=True)
+class Write:
+    lease: Lease
+    entries: list[Entry]
+    leave: Leave | None = None
+    seq: int = 0
+    cost_usd: float = 0.0
+    asks: list[Ask] = field(default_factory=list)
+    drained: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`kept`: it is in the journal. `nudged`: something waits in the inbox."""
+
+    kept: bool
+    nudged: bool = False
+
+
+REFUSED = Answer(False)
+
+
+async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
+    """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
+    if any(w.asks or w.drained or _withdraws(w) for w in writes):
+        async with connection.transaction():
+            tx = Tx(connection)
+            answers = await _append(tx, database, me, writes)
+            await _company(tx, database, me, writes, answers)
+            return answers
+    return await _append(Tx(connection), database, me, writes)
+
+
+def _withdraws(write: Write) -> bool:
+    # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
+    return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+
+
+async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> None:
+    kept = [write for write, answer in zip(writes, answers, strict=True) if answer.kept]
+    if drained := [word for write in kept for word in write.drained]:
+        await tx.fetch("drain_inbox", drained, me.id)
+    asks = [(w.lease.tenant_id, w.lease.run_id, w.lease.requested_by, ask) for w in kept for ask in w.asks]
+    if asks:
+        await open_approvals(tx, database, asks)
+    if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
+        await tx.fetch("cancel_approvals", database.clock(), withdrawn)
+
+
+async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> list[Answer]:
+    flat = [(w.lease.run_id, w.lease.token, e) for w in writes for e in w.entries]
+    leaving = [(w, w.leave) for w in writes if w.leave is not None]
+    rows = await tx.fetch(
+        "append", database.clock(), me.id,
+        [r for r, _, _ in flat], [t for _, t, _ in flat], [e.seq for _, _, e in flat], [e.type for _, _, e in flat],
+        [e.step for _, _, e in flat], [e.from_state for _, _, e in flat], [e.event for _, _, e in flat],
+        [e.to_state for _, _, e in flat], [e.attempt for _, _, e in flat], [e.actor for _, _, e in flat],
+        [encode(e.data) if e.data else None for _, _, e in flat], [e.output for _, _, e in flat],
+        [w.lease.run_id for w, _ in leaving], [w.lease.tenant_id for w, _ in leaving], [w.lease.token for w, _ in leaving],
+        [w.lease.status for w, _ in leaving], [v.status for _, v in leaving], [v.reason for _, v in leaving],
+        [v.result for _, v in leaving], [v.error for _, v in leaving], [v.wake_at for _, v in leaving],
+        [v.queue for _, v in leaving], [w.seq for w, _ in leaving], [w.cost_usd for w, _ in leaving],
+    )  # fmt: skip
+    kept = {row["id"]: Answer(True, row["nudged"]) for row in rows}
+    return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]
+
+
+async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answer] | None:
+    """After a connection broke: None if the transaction was lost, else what it did. All of it or nothing committed."""
+    tx = Tx(connection)
+    firsts = [(w.lease.run_id, w.entries[0].seq, w.lease.token) for w in writes if w.entries]
+    found = await tx.fetch("written_before", [f[0] for f in firsts], [f[1] for f in firsts], [f[2] for f in firsts])
+    there = {row["run_id"] for row in found}
+    empty = [w for w in writes if not w.entries]
+    held = await tx.fetch("still_held", me.id, [w.lease.run_id for w in empty], [w.lease.token for w in empty])
+    left = {w.lease.run_id for w in empty} - {row["id"] for row in held}
+    if not there and not left:
+        return None
+    return [Answer(w.lease.run_id in there or w.lease.run_id in left, nudged=w.leave is None) for w in writes]
+
+
+# The row itself said no: one write of the batch is wrong, the others are not.
+UNACCEPTABLE = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)

@@ -1,0 +1,177 @@
+"""Commands from outside a worker: open a run under its row lock, change it, save it, or leave word for its holder."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.engine.workflows import Plans
+from interlock.errors import NotFound
+from interlock.journal import (
+    Ask,
+    Command,
+    Entry,
+    Journal,
+    Leave,
+    Stop,
+    Word,
+    advance,
+    apply_word,
+    conclude,
+    encode,
+    ended,
+    go_on,
+)
+from interlock.lifecycle import RUN, RunState
+from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log, metrics
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run under its row lock. `journal` is None while a worker holds it: then only its inbox may be written to."""
+
+    row: Row
+    now: datetime
+    journal: Journal | None
+    queued: Row | None
+
+    @property
+    def is_held(self) -> bool:
+        return self.journal is None
+
+    @property
+    def status(self) -> RunState:
+        return RunState(self.row["status"])
+
+
+def entry_of(row: Row) -> Entry:
+    return Entry(
+        row["seq"], row["type"], row["actor"], row["step"], row["from_state"], row["event"], row["to_state"],
+        row["attempt"], orjson.loads(row["data"]) if row["data"] else None, row["output"], row["at"],
+    )  # fmt: skip
+
+
+def journal_for(row: Row, plan: Any) -> Journal:
+    run = {"id": str(row["id"]), "workflow": row["workflow"], "version": row["workflow_version"]}
+    return Journal(
+        row["id"], plan, input=orjson.loads(row["input"] or "null"), trigger=orjson.loads(row["trigger"]), run=run
+    )
+
+
+async def read_journal(tx: Tx | Database, plans: Plans, row: Row) -> Journal:
+    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+    return journal_for(row, plan).replay(entry_of(e) for e in await tx.fetch("journal_of", [row["id"]]))
+
+
+async def open_run(
+    tx: Tx, database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, workspace_id: str | None = None
+) -> OpenRun:
+    # Out of the queue before the row is locked, in the order a claim does it; `put_back` undoes it.
+    queued = await tx.row("unqueue_run", tenant_id, run_id)
+    row = await tx.row("lock_run", database.clock(), tenant_id, run_id)
+    if row is None or (workspace_id is not None and row["workspace_id"] != workspace_id):
+        raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
+    held = row["lease_worker"] is not None
+    journal = None if held else await read_journal(tx, plans, row)
+    return OpenRun(row, row["now"], journal, queued)
+
+
+async def put_back(tx: Tx, run: OpenRun) -> Row:
+    """Nothing came of the command: the run is as it was."""
+    if run.queued is not None:
+        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], run.queued["fresh"], run.queued["lost"])
+    return run.row
+
+
+async def say(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
+    """Apply a word at once if nobody holds the run, else put it into the inbox. Returns the run's row afterwards."""
+    if run.journal is None:
+        return await _post(tx, database, run, word)
+    apply_word(run.journal, word, in_flight=False)
+    return await move_on(tx, database, run)
+
+
+async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
+    """Whatever follows from what was recorded: the next gate, the queue, the end."""
+    journal = run.journal
+    assert journal is not None
+    if journal.status in RUN.terminal:
+        return await save(tx, database, run, ended(journal))
+    if not journal.unsaved:
+        return await put_back(tx, run)
+    following = advance(journal, run.now)
+    match following.then:
+        case None:
+            leave = go_on(journal)
+        case Stop(None):
+            leave = Leave(journal.status, queue=True)
+        case Stop(ending):
+            assert ending is not None
+            leave = conclude(journal, ending)
+        case then:
+            leave = conclude(journal, then)
+    return await save(tx, database, run, leave, following.ask)
+
+
+async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: list[Ask] | None = None) -> Row:
+    journal = run.journal
+    assert journal is not None
+    now = database.clock()
+    entries = [*journal.take_unsaved(), *([leave.entry] if leave.entry else ())]
+    await tx.fetch(
+        "append_from_outside", now, run.row["id"], run.row["tenant_id"],
+        [e.seq for e in entries], [e.type for e in entries], [e.step for e in entries],
+        [e.from_state for e in entries], [e.event for e in entries], [e.to_state for e in entries],
+        [e.attempt for e in entries], [e.actor for e in entries],
+        [encode(e.data) if e.data else None for e in entries], [e.output for e in entries],
+    )  # fmt: skip
+    row = await tx.row(
+        "move_run", now, run.row["id"], leave.status, leave.reason, leave.result, leave.error, leave.wake_at,
+        entries[-1].seq if entries else journal.seq,
+    )
+    assert row is not None
+    if asks:
+        await open_approvals(tx, database, [(run.row["tenant_id"], run.row["id"], run.row["requested_by"], a) for a in asks])
+    if leave.queue:
+        fresh = run.queued["fresh"] if run.queued else leave.status == RunState.PENDING
+        lost = run.queued["lost"] if run.queued else False
+        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
+    if leave.reason is not None:
+        await tx.fetch("cancel_approvals", now, [run.row["id"]])
+    observe(run.row["workflow"], entries, row)
+    return row
+
+
+async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
+    status = run.row["status"]
+    if word.command == Command.CANCEL:
+        status = RunState.CANCELING
+    row = await tx.row(
+        "post_to_inbox", database.clock(), run.row["id"], word.command, word.step, word.actor, encode(word.data), status
+    )
+    assert row is not None
+    return row
+
+
+async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID, str, Ask]]) -> None:
+    await tx.fetch(
+        "open_approvals", database.clock(),
+        [UUID(a.id) for *_, a in asks], [tenant for tenant, *_ in asks], [run for _, run, *_ in asks],
+        [a.step for *_, a in asks], [a.gate.tier for *_, a in asks], [a.gate.two_person for *_, a in asks],
+        [a.summary for *_, a in asks], [encode(a.action) for *_, a in asks], [a.digest for *_, a in asks],
+        [by for _, _, by, _ in asks], [a.gate.expires_in for *_, a in asks],
+    )  # fmt: skip
+
+
+def observe(workflow: str, entries: list[Entry], row: Any) -> None:
+    """Count and log what was committed. Logging follows 004: created, transitions, checkpoints, completed."""
+    for e in entries:
+        if e.from_state is None or e.to_state is None:
+            continue
+        metrics.transitions["step" if e.step else "run"].labels(e.from_state, e.to_state).inc()
+    if row is not None and row["completed_at"] is not None:
+        metrics.run_duration.labels(workflow, row["status"]).observe(row["duration_ms"] / 1000)
+        log.info("run_completed", run_id=str(row["id"]), status=row["status"], reason=row["reason"], duration_ms=row["duration_ms"])

@@ -1,0 +1,30 @@
+"""A principal: who is asking, for which tenant, with which role."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from interlock.errors import Forbidden
+from interlock.governance.roles import MAY, Permission, roles_with
+from interlock.wire import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    key_id: UUID
+    tenant_id: UUID
+    tenant: str
+    name: str
+    role: Role
+    workspace_id: str | None = None
+
+    @property
+    def actor(self) -> str:
+        """In journals and votes: a name to read, an id that cannot be taken by somebody else."""
+        return f"{self.name}:{self.key_id}"
+
+    def require(self, permission: Permission) -> None:
+        if permission not in MAY[self.role]:
+            raise Forbidden(
+                f"a key of role {self.role} may not {permission.doc}; that takes {roles_with(permission)}",
+                role=str(self.role),
+            )

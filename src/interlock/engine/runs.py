@@ -1,0 +1,175 @@
+"""Runs: start, look at, cancel, retry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.plan import Plan, StepKind
+from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
+from interlock.engine.principal import Principal
+from interlock.engine.workflows import Plans
+from interlock.errors import InvalidTransition, NotFound
+from interlock.ids import uuid7
+from interlock.journal import Command, Journal, Word, encode
+from interlock.lifecycle import RUN, SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What a caller asks for. The id is made here, so that the same call repeated is the same run."""
+
+    id: UUID
+    workflow: str
+    version: int
+    plan: Plan
+    input: Any
+    trigger: dict[str, Any]
+    deadline_seconds: float | None = None
+    watch_seconds: float | None = None
+
+
+async def prepare(
+    plans: Plans,
+    principal: Principal,
+    workflow: str,
+    *,
+    version: int | None = None,
+    input: Any = None,
+    trigger: dict[str, Any] | None = None,
+    deadline_seconds: float | None = None,
+    watch_seconds: float | None = None,
+) -> NewRun:
+    found, plan = await plans.find(principal.tenant_id, workflow, version)
+    trigger = trigger or {"source": "api", "ref": None}
+    deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
+    return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds)
+
+
+async def start(tx: Tx | Database, database: Database, plans: Plans, principal: Principal, new: NewRun) -> None:
+    """Accepted and durable when this returns. With no transaction of the caller's it is one statement."""
+    if _needs_a_worker_first(new.plan):
+        await start_many(tx, database, principal, [new])
+    elif isinstance(tx, Tx):
+        await _start_waiting(tx, database, principal, new)
+    else:
+        await database.command(lambda own: _start_waiting(own, database, principal, new))
+
+
+async def start_many(tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun]) -> None:
+    """Many at once in one statement; each must begin with a tool."""
+    await tx.fetch(
+        "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
+        [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
+        [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
+        [n.deadline_seconds for n in news], [n.watch_seconds for n in news],
+    )  # fmt: skip
+    for new in news:
+        log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+
+
+def _needs_a_worker_first(plan: Plan) -> bool:
+    return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
+
+
+async def _start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
+    """Its first step is a gate or a wait: it goes there at once, without a worker."""
+    run = await _insert(tx, database, principal, new)
+    return run.row if run.journal is None else await move_on(tx, database, run)
+
+
+async def _insert(
+    tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None
+) -> OpenRun:
+    row = await tx.row(
+        "insert_run", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.workflow, new.version,
+        encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
+        resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
+    )  # fmt: skip
+    if row is None:  # an earlier try of the same call got through
+        again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
+        assert again is not None
+        return OpenRun(again, again["now"], None, None)
+    journal = Journal(
+        new.id, new.plan, input=new.input, trigger=new.trigger,
+        run={"id": str(new.id), "workflow": new.workflow, "version": new.version},
+    )  # fmt: skip
+    data: dict[str, Any] = {"workflow": new.workflow, "version": new.version, "trigger": new.trigger}
+    if resumed:
+        data["resumed_from"] = str(resumed["id"])
+    journal.create(actor=principal.actor, data=data)
+    log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+    return OpenRun(row, row["created_at"], journal, None)
+
+
+async def get(tx: Tx | Database, principal: Principal, run_id: UUID) -> Row:
+    row = await tx.row("get_run", principal.tenant_id, run_id)
+    if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
+        raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
+    return row
+
+
+async def cancel(
+    tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, *,
+    reason: str | None = None, interrupt: bool = False,
+) -> Row:  # fmt: skip
+    """At once if nobody holds the run, else through `canceling`. Canceling what is canceled changes nothing."""
+    run = await open_run(tx, database, plans, principal.tenant_id, run_id, principal.workspace_id)
+    if run.status in (RunState.CANCELING, RunState.CANCELED):
+        return await put_back(tx, run)
+    if run.status in RUN.terminal:
+        raise refused(run.status, RunEvent.CANCEL)
+    code = RunReason.INTERRUPTED if interrupt else RunReason.CANCELED_BY_USER
+    data = {"reason_code": code, "said": reason}
+    return await say(tx, database, run, Word(Command.CANCEL, principal.actor, data))
+
+
+async def time_out(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, run_id: UUID) -> Row:
+    run = await open_run(tx, database, plans, tenant_id, run_id)
+    overdue = run.row["deadline_at"] is not None and run.row["deadline_at"] <= run.now
+    if not overdue or run.status in RUN.terminal or run.status == RunState.CANCELING or run.row["inbox"]:
+        return await put_back(tx, run)
+    data = {"deadline_at": run.row["deadline_at"]}
+    return await say(tx, database, run, Word(Command.TIME_OUT, "system:deadline", data))
+
+
+async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, new_id: UUID) -> Row:
+    """A new run on the same version that begins where the old one had got to."""
+    old = await get(tx, principal, run_id)
+    if RunState(old["status"]) not in (RunState.FAILED, RunState.CANCELED):
+        raise refused(RunState(old["status"]), "retry")
+    before = await read_journal(tx, plans, old)
+    new = NewRun(
+        new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"),
+        orjson.loads(old["trigger"]),
+        before.plan.timeout,
+    )  # fmt: skip
+    run = await _insert(tx, database, principal, new, resumed=old)
+    if run.journal is None:
+        return run.row
+    for done in before.steps.values():
+        if done.status in SETTLED_WELL:
+            _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
+    return await move_on(tx, database, run)
+
+
+def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:
+    fold = journal.steps[key]
+    data = {"carried_over_from": str(origin)}
+    if status == StepState.SKIPPED:
+        journal.move_step(fold, StepEvent.SKIP, actor=actor, data=data)
+    else:
+        journal.begin(fold)
+        journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
+
+
+def refused(state: RunState, event: str) -> InvalidTransition:
+    metrics.refused.labels("run", state, event).inc()
+    return InvalidTransition(
+        machine="run", state=state, event=event, allowed=RUN.allowed(state), terminal=state in RUN.terminal
+    )
+

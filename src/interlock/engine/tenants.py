@@ -1,0 +1,100 @@
+"""Tenants and keys: who exists, and how they prove it."""
+
+import hashlib
+import secrets
+from typing import Any
+from uuid import UUID
+
+from interlock.engine.principal import Principal
+from interlock.errors import Conflict, NotFound, Unauthorized
+from interlock.ids import uuid7
+from interlock.store.pool import Database, Row, Tx
+from interlock.wire import Role
+
+DEFAULT_TENANT = "default"
+
+
+def _hash(key: str) -> bytes:
+    # Keys are 256 random bits: a fast hash is as good as a slow one, and is paid on every request.
+    return hashlib.sha256(key.encode()).digest()
+
+
+def new_key() -> str:
+    return "il_" + secrets.token_urlsafe(32)
+
+
+async def authenticate(database: Database, key: str) -> Principal:
+    row = await database.row("key_by_hash", _hash(key))
+    if row is None:
+        raise Unauthorized("this API key is not known or was revoked")
+    return Principal(
+        row["id"], row["tenant_id"], row["tenant"], row["name"], Role(row["role"]), row["workspace_id"]
+    )
+
+
+async def bootstrap(database: Database, wanted: str | None) -> str | None:
+    """The default tenant, and its admin key if there is no key at all yet. Returns the key it made."""
+
+    async def work(tx: Tx) -> str | None:
+        await create_tenant(tx, database, DEFAULT_TENANT, exist_ok=True)
+        if await tx.value("any_key"):
+            return None
+        tenant = await tx.row("tenant_named", DEFAULT_TENANT)
+        assert tenant is not None
+        key = wanted or new_key()
+        await add_key(tx, database, tenant["id"], "admin", Role.ADMIN, key=key)
+        return key
+
+    return await database.command(work)
+
+
+async def create_tenant(
+    tx: Tx,
+    database: Database,
+    name: str,
+    *,
+    max_concurrency: int | None = None,
+    weight: float = 1.0,
+    exist_ok: bool = False,
+) -> Row:
+    made = await tx.value("create_tenant", database.clock(), uuid7(), name, max_concurrency, weight)
+    if made is None and not exist_ok:
+        raise Conflict(f"tenant {name} exists already", code="TENANT_EXISTS")
+    row = await tx.row("tenant_named", name)
+    assert row is not None
+    return row
+
+
+async def add_key(
+    tx: Tx,
+    database: Database,
+    tenant_id: UUID,
+    name: str,
+    role: Role,
+    *,
+    workspace_id: str | None = None,
+    key: str | None = None,
+) -> tuple[Row, str]:
+    """The row, and the key itself: it is shown this once and stored only as a hash."""
+    key = key or new_key()
+    row = await tx.row("create_key", database.clock(), uuid7(), tenant_id, workspace_id, name, role, _hash(key))
+    if row is None:
+        raise Conflict("this key is in use already", code="KEY_EXISTS")
+    return row, key
+
+
+async def revoke_key(tx: Tx, database: Database, principal: Principal, key_id: UUID) -> Row:
+    if key_id == principal.key_id:
+        raise Conflict("a key cannot revoke itself; use another admin key", code="KEY_IN_USE")
+    row = await tx.row("revoke_key", database.clock(), principal.tenant_id, key_id)
+    if row is None:
+        raise NotFound(f"no key {key_id}")
+    return row
+
+
+async def tenants(database: Database, cursor: UUID | None, limit: int) -> list[Row]:
+    return await database.fetch("list_tenants", cursor, limit)
+
+
+async def keys(database: Database, principal: Principal, cursor: UUID | None, limit: int) -> list[Any]:
+    return await database.fetch("list_keys", principal.tenant_id, cursor, limit)

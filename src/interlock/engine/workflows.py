@@ -1,0 +1,54 @@
+"""Workflows: versions that never change, and the plans made from them."""
+
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.plan import Plan
+from interlock.definition.workflow import load
+from interlock.engine.principal import Principal
+from interlock.errors import NotFound
+from interlock.store.pool import Database, Row, Tx
+
+
+async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) -> tuple[Row, bool]:
+    """The version that holds this content, and whether it is new: the same content again is the same version."""
+    tenant = principal.tenant_id
+    await tx.value("lock_workflow_name", tenant, plan.name)
+    if row := await tx.row("find_workflow_digest", tenant, plan.name, plan.digest):
+        return row, False
+    source = orjson.dumps(plan.source).decode()
+    row = await tx.row(
+        "add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, principal.actor
+    )
+    assert row is not None
+    return row, True
+
+
+class Plans:
+    """Plans by tenant, name and version. A version never changes, so what is here is right for ever."""
+
+    _MOST = 2000
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._plans: dict[tuple[UUID, str, int], Plan] = {}
+
+    def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
+        return self._plans.get((tenant_id, name, version))
+
+    async def get(self, tenant_id: UUID, name: str, version: int) -> Plan:
+        return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version))[1]
+
+    async def find(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
+        """The version asked for, or the newest."""
+        row = await self._database.row("get_workflow", tenant_id, name, version)
+        if row is None:
+            which = f"{name} version {version}" if version else name
+            raise NotFound(f"no workflow {which}; apply it first", code="WORKFLOW_NOT_FOUND")
+        key = (tenant_id, name, row["version"])
+        if key not in self._plans:
+            if len(self._plans) >= self._MOST:
+                self._plans.clear()
+            self._plans[key] = load(orjson.loads(row["source"]))
+        return row["version"], self._plans[key]

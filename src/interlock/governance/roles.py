@@ -1,0 +1,29 @@
+"""Roles: what a key may do at all. One table for the API, the CLI and everything else."""
+
+from interlock.lifecycle import Term
+from interlock.wire import Role
+
+
+class Permission(Term):
+    READ = "read", "look at runs, approvals and workflows"
+    START = "start", "start and retry runs"
+    STOP = "stop", "cancel runs"
+    DEFINE = "define", "apply workflows"
+    APPROVE = "approve", "decide on approvals"
+    ADMINISTER = "administer", "manage keys and tenants"
+
+
+P = Permission
+
+# An agent may ask and look; it can never approve.
+MAY: dict[Role, frozenset[Permission]] = {
+    Role.VIEWER: frozenset({P.READ}),
+    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.DEFINE}),
+    Role.APPROVER: frozenset({P.READ, P.APPROVE}),
+    Role.AGENT: frozenset({P.READ, P.START}),
+    Role.ADMIN: frozenset(P),
+}
+
+
+def roles_with(permission: Permission) -> str:
+    return " or ".join(role for role in Role if permission in MAY[role])

@@ -1,0 +1,30 @@
+"""What happened: the entries of a run, their fold, and what may come next."""
+
+from interlock.journal.advance import ENGINE, Ask, Next, Settle, Stop, Wait, advance
+from interlock.journal.conclude import Leave, conclude, ended, go_on
+from interlock.journal.entry import Entry, EntryType
+from interlock.journal.journal import NO_OUTPUT, Journal, StepFold, encode
+from interlock.journal.words import Command, Word, apply_word
+
+__all__ = [
+    "ENGINE",
+    "NO_OUTPUT",
+    "Ask",
+    "Command",
+    "Entry",
+    "EntryType",
+    "Journal",
+    "Leave",
+    "Next",
+    "Settle",
+    "StepFold",
+    "Stop",
+    "Wait",
+    "Word",
+    "advance",
+    "apply_word",
+    "conclude",
+    "encode",
+    "ended",
+    "go_on",
+]

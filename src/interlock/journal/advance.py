@@ -1,0 +1,200 @@
+"""What may start next: given the fold, take every move that needs no tool, and say what to do then.
+
+Workers and commands from outside share this function, so an approval moves a run exactly as a worker would.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from interlock.definition.duration import parse_duration
+from interlock.definition.plan import Gate, OnReject, StepKind
+from interlock.ids import uuid7
+from interlock.journal.entry import EntryType
+from interlock.journal.journal import Journal, StepFold
+from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
+
+ENGINE = "system:engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that has to be put to people."""
+
+    id: str
+    step: str
+    gate: Gate
+    summary: str
+    action: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can move now. The run gives its lease back; `wake_at` is when time alone moves it."""
+
+    status: RunState
+    wake_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The run is at its end."""
+
+    event: RunEvent
+    reason: RunReason
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """In-flight steps have to be interrupted before the run can end."""
+
+    ending: Settle | None
+
+
+@dataclass(slots=True)
+class Next:
+    start: list[StepFold] = field(default_factory=list)
+    ask: list[Ask] = field(default_factory=list)
+    # None: steps are to be started or are in flight.
+    then: Wait | Settle | Stop | None = None
+
+
+def advance(journal: Journal, now: datetime) -> Next:
+    """Skips, opens and parks what can be; the entries stand in `journal.unsaved` afterwards."""
+    found = Next()
+    if journal.status == RunState.CANCELING:
+        found.then = Stop(None)
+        return found
+    while True:
+        before = journal.seq
+        found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
+        # A skip, an arrival or a failure may have made other steps reachable.
+        if journal.seq == before:
+            break
+    found.then = _verdict(journal, found, now)
+    return found
+
+
+def _reachable(journal: Journal) -> Iterator[StepFold]:
+    for fold in journal.open_steps():
+        if all(journal.steps[key].status in SETTLED_WELL for key in fold.step.after):
+            yield fold
+        if journal.plan.is_sequence and fold.status not in SETTLED_WELL:
+            return
+
+
+def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
+    """Make the moves that need no tool. True if the step is for a worker to start now."""
+    step = fold.step
+    if fold.status == StepState.WAITING_EXTERNAL and fold.due_at is not None and fold.due_at <= now:
+        journal.move_step(fold, StepEvent.ARRIVE, actor="system:timer")
+        return False
+    if fold.status != StepState.PENDING:
+        return False
+    if fold.attempt == 0 and _is_skipped(journal, fold):
+        return False
+    if fold.status != StepState.PENDING:
+        return False
+    match step.kind:
+        case StepKind.TOOL:
+            return fold.next_run_at is None or fold.next_run_at <= now
+        case StepKind.APPROVAL:
+            _open(journal, fold, found)
+        case StepKind.WAIT:
+            _park(journal, fold, now)
+    return False
+
+
+def _is_skipped(journal: Journal, fold: StepFold) -> bool:
+    """Its condition is false, or what it needs was skipped. A condition without an answer fails the step."""
+    if any(journal.steps[key].status == StepState.SKIPPED for key in fold.step.needs):
+        journal.move_step(fold, StepEvent.SKIP, actor=ENGINE, data={"why": "what it needs was skipped"})
+        return True
+    if fold.step.when is None:
+        return False
+    try:
+        wanted = fold.step.when.evaluate(journal.scope)
+        if not isinstance(wanted, bool):
+            raise ValueError(f"`{fold.step.when.source}` gave {wanted!r}; a condition must give true or false")
+    except ValueError as error:
+        _fail(journal, fold, error)
+        return False
+    if not wanted:
+        journal.move_step(fold, StepEvent.SKIP, actor=ENGINE, data={"why": f"`{fold.step.when.source}` is false"})
+    return not wanted
+
+
+def _open(journal: Journal, fold: StepFold, found: Next) -> None:
+    gate = fold.step.gate
+    assert gate is not None
+    try:
+        summary = gate.summary.render(journal.scope)
+    except ValueError as error:
+        _fail(journal, fold, error)
+        return
+    fields = {"workflow": journal.plan.name, "step": fold.step.key, "summary": summary}
+    action = {"tool": None, "connector": "workflow", "operation": "approve", "target": journal.plan.name, "fields": fields}
+    digest = sha256(orjson.dumps([str(journal.run_id), action], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    ask = Ask(str(uuid7()), fold.step.key, gate, str(summary or ""), action, digest)
+    found.ask.append(ask)
+    journal.move_step(
+        fold,
+        StepEvent.OPEN,
+        actor=ENGINE,
+        type=EntryType.APPROVAL_REQUESTED,
+        data={"approval_id": ask.id, "tier": gate.tier, "two_person": gate.two_person, "summary": ask.summary},
+    )
+
+
+def _park(journal: Journal, fold: StepFold, now: datetime) -> None:
+    assert fold.step.duration is not None
+    try:
+        seconds = parse_duration(fold.step.duration.render(journal.scope))
+        due_at = now + timedelta(seconds=seconds)
+    except (ValueError, TypeError, OverflowError) as error:
+        _fail(journal, fold, error)
+        return
+    journal.move_step(fold, StepEvent.PARK, actor=ENGINE, data={"due_at": due_at})
+
+
+def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
+    journal.begin(fold)
+    data = {"error": {"type": type(error).__name__, "message": str(error)}, "reason": RunReason.TERMINAL_ERROR}
+    journal.move_step(fold, StepEvent.FAIL, actor=ENGINE, data=data)
+
+
+def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
+    failed = next((fold for fold in journal.steps.values() if fold.status == StepState.FAILED), None)
+    unsettled = list(journal.open_steps())
+    running = any(fold.status == StepState.RUNNING for fold in unsettled)
+    if failed is not None:
+        reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
+        ending = Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+        found.start.clear()
+        return Stop(ending) if running else ending
+    if not unsettled:
+        refused = any(fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values())
+        completes = refused and journal.plan.on_reject == OnReject.COMPLETE
+        return Settle(RunEvent.SUCCEED, RunReason.REJECTED if completes else RunReason.COMPLETED)
+    if found.start or running:
+        return None
+    return _waiting(unsettled)
+
+
+def _waiting(unsettled: list[StepFold]) -> Wait:
+    times = [at for fold in unsettled for at in (fold.next_run_at, fold.due_at) if at is not None]
+    states = {fold.status for fold in unsettled}
+    if any(fold.next_run_at is not None for fold in unsettled):
+        status = RunState.RUNNING
+    elif StepState.WAITING_APPROVAL in states:
+        status = RunState.WAITING_APPROVAL
+    else:
+        status = RunState.WAITING_EXTERNAL
+    return Wait(status, min(times, default=None))
+

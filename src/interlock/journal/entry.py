@@ -1,0 +1,36 @@
+"""An entry: one thing that happened to a run, with its number, who caused it, and what it changed."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from interlock.lifecycle import Term
+
+
+class EntryType(Term):
+    """The types are also the types of the events that clients see."""
+
+    RUN_CREATED = "run_created", "The run was accepted."
+    RUN_TRANSITION = "run_transition", "The run went from one state to another."
+    RUN_COMPLETED = "run_completed", "The run ended."
+    STEP_TRANSITION = "step_transition", "A step went from one state to another; a settled one is a checkpoint."
+    APPROVAL_REQUESTED = "approval_requested", "A step waits for people."
+    APPROVAL_VOTE = "approval_vote", "A person voted, and more votes are needed."
+    APPROVAL_RESOLVED = "approval_resolved", "People decided, or nobody did in time."
+    ORPHAN_DETECTED = "orphan_detected", "The worker that held the run was lost."
+
+
+@dataclass(slots=True)
+class Entry:
+    seq: int
+    type: str
+    actor: str
+    step: str | None = None
+    from_state: str | None = None
+    event: str | None = None
+    to_state: str | None = None
+    attempt: int | None = None
+    data: dict[str, Any] | None = None
+    # The output as JSON text: it is encoded once, where it was made, and decoded only where somebody reads it.
+    output: str | None = None
+    at: datetime | None = None

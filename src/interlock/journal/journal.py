@@ -1,0 +1,229 @@
+"""The journal of one run: the fold of plan and entries, and the one way to add an entry.
+
+`record` is the door: it asks the lifecycle table whether the transition exists, numbers the entry, applies it and
+keeps it as unsaved until its writer has committed it. Replaying the same entries gives the same state, always.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.expression import Scope
+from interlock.definition.plan import Plan, Step
+from interlock.journal.entry import Entry, EntryType
+from interlock.lifecycle import (
+    RUN,
+    STEP,
+    RunEvent,
+    RunReason,
+    RunState,
+    StepEvent,
+    StepState,
+    fired_by,
+)
+
+NO_OUTPUT = "null"
+
+
+@dataclass(slots=True)
+class StepFold:
+    """What is known of one step."""
+
+    step: Step
+    status: StepState = StepState.PENDING
+    attempt: int = 0
+    failures: int = 0
+    reclaims: int = 0
+    output: str | None = None
+    last_error: dict[str, Any] | None = None
+    reason: str | None = None
+    next_run_at: datetime | None = None
+    due_at: datetime | None = None
+    approval_id: str | None = None
+    cost_usd: float = 0.0
+    idempotency_key: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+
+class Journal:
+    __slots__ = ("_first_open", "asked", "plan", "reason", "run_id", "scope", "seq", "status", "steps", "unsaved")
+
+    def __init__(self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any]) -> None:
+        self.run_id = run_id
+        self.plan = plan
+        self.status = RUN.initial
+        self.reason: RunReason | None = None
+        self.asked = RunReason.CANCELED_BY_USER
+        self.seq = 0
+        self.steps = {step.key: StepFold(step) for step in plan.steps}
+        self.scope = Scope(input, trigger, run)
+        self.unsaved: list[Entry] = []
+        self._first_open = 0
+
+    # ------------------------------------------------------------ writing
+
+    def create(self, *, actor: str, data: dict[str, Any]) -> Entry:
+        return self._add(Entry(self.seq + 1, EntryType.RUN_CREATED, actor, event="create", to_state=RUN.initial, data=data))
+
+    def move_run(
+        self,
+        event: RunEvent,
+        *,
+        actor: str,
+        to: RunState | None = None,
+        reason: RunReason | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> Entry:
+        return self._add(self.draft_move(event, actor=actor, to=to, reason=reason, data=data))
+
+    def draft_move(
+        self,
+        event: RunEvent,
+        *,
+        actor: str,
+        to: RunState | None = None,
+        reason: RunReason | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> Entry:
+        """The entry that would be next. A holder that wants to let go may still be told that there is mail."""
+        target = RUN.move(self.status, event, to)
+        ended = target in RUN.terminal
+        if ended:
+            data = {"reason": reason, **(data or {})}
+        kind = EntryType.RUN_COMPLETED if ended else EntryType.RUN_TRANSITION
+        return Entry(self.seq + 1, kind, actor, None, self.status, event, target, data=data)
+
+    def move_step(
+        self,
+        fold: StepFold,
+        event: StepEvent,
+        *,
+        actor: str,
+        to: StepState | None = None,
+        type: EntryType = EntryType.STEP_TRANSITION,
+        data: dict[str, Any] | None = None,
+        output: str | None = None,
+    ) -> Entry:
+        target = STEP.move(fold.status, event, to)
+        attempt = fold.attempt + 1 if event in (StepEvent.CLAIM, StepEvent.RECLAIM) else fold.attempt
+        return self._add(
+            Entry(self.seq + 1, type, actor, fold.step.key, fold.status, event, target, attempt or None, data, output)
+        )
+
+    def note(self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None) -> Entry:
+        return self._add(Entry(self.seq + 1, type, actor, step, data=data))
+
+    def begin(self, fold: StepFold) -> None:
+        """The step is taken up. Its entry is written with its end, or by itself if it takes long."""
+        fold.status = STEP.move(fold.status, StepEvent.CLAIM)
+        fold.attempt += 1
+
+    def _add(self, entry: Entry) -> Entry:
+        self.apply(entry)
+        self.unsaved.append(entry)
+        return entry
+
+    def take_unsaved(self) -> list[Entry]:
+        taken, self.unsaved = self.unsaved, []
+        return taken
+
+    # ------------------------------------------------------------ folding
+
+    def replay(self, entries: Iterable[Entry]) -> "Journal":
+        for entry in entries:
+            self.apply(entry)
+        return self
+
+    def apply(self, entry: Entry) -> None:
+        self.seq = entry.seq
+        if entry.to_state is None:
+            return
+        if entry.step is None:
+            self._apply_to_run(entry)
+        else:
+            self._apply_to_step(self.steps[entry.step], entry)
+
+    def _apply_to_run(self, entry: Entry) -> None:
+        self.status = RunState(entry.to_state)
+        if self.status == RunState.CANCELING:
+            self.asked = RunReason((entry.data or {})["asked"])
+        if self.status in RUN.terminal:
+            self.reason = RunReason((entry.data or {})["reason"])
+            if entry.event and fired_by("run", RunEvent(entry.event), "step"):
+                self._cancel_unsettled(entry.at)
+
+    def _cancel_unsettled(self, at: datetime | None) -> None:
+        for fold in self.steps.values():
+            if fold.status not in STEP.terminal:
+                fold.status = STEP.move(fold.status, StepEvent.CANCEL)
+                fold.completed_at = at
+
+    def _apply_to_step(self, fold: StepFold, entry: Entry) -> None:
+        data = entry.data or {}
+        before = fold.status
+        fold.status = StepState(entry.to_state)
+        fold.attempt = entry.attempt or fold.attempt
+        # Seen in the journal, a short step was taken up `duration_ms` before it was settled.
+        if entry.at is not None:
+            if entry.event == StepEvent.CLAIM or (fold.started_at is None and entry.from_state == StepState.PENDING):
+                fold.started_at = entry.at
+            elif before == StepState.PENDING and entry.from_state == StepState.RUNNING:
+                fold.started_at = entry.at - timedelta(milliseconds=data.get("duration_ms", 0))
+        match entry.event:
+            case StepEvent.RETRY:
+                fold.failures += 1
+                fold.next_run_at = _moment(data["next_run_at"])
+            case StepEvent.RECLAIM:
+                fold.reclaims += 1
+            case StepEvent.PARK:
+                fold.due_at = _moment(data["due_at"])
+            case StepEvent.OPEN | StepEvent.HOLD:
+                fold.approval_id = data["approval_id"]
+            case StepEvent.CLAIM:
+                fold.next_run_at = None
+        if data:
+            fold.last_error = data.get("error", fold.last_error)
+            fold.reason = data.get("reason", fold.reason)
+            fold.cost_usd += data.get("cost_usd", 0.0)
+            fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
+        if fold.status in STEP.terminal:
+            fold.completed_at = entry.at
+            fold.next_run_at = None
+            fold.output = entry.output
+            self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
+
+    # ------------------------------------------------------------ reading
+
+    def open_steps(self) -> Iterable[StepFold]:
+        """Steps that are not settled, in order, without walking over the settled beginning again and again."""
+        steps = self.plan.steps
+        while self._first_open < len(steps) and self.steps[steps[self._first_open].key].status in STEP.terminal:
+            self._first_open += 1
+        for step in steps[self._first_open :]:
+            fold = self.steps[step.key]
+            if fold.status not in STEP.terminal:
+                yield fold
+
+    def result(self) -> str:
+        """A run's result is the output of the last step that has one."""
+        outputs = (self.steps[step.key].output for step in reversed(self.plan.steps))
+        return next((output for output in outputs if output is not None), NO_OUTPUT)
+
+    def cost_usd(self) -> float:
+        return sum(fold.cost_usd for fold in self.steps.values())
+
+
+def _moment(value: str | datetime) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+
+
+def encode(value: Any) -> str:
+    return orjson.dumps(value).decode()
+

@@ -1,0 +1,83 @@
+"""Words: what people, timers and deadlines say to a run, turned into entries.
+
+Whoever may write to the journal applies them: the command itself if nobody holds the run, else the worker that does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from interlock.definition.plan import OnReject
+from interlock.journal.entry import EntryType
+from interlock.journal.journal import Journal
+from interlock.lifecycle import (
+    ApprovalState,
+    RunEvent,
+    RunReason,
+    RunState,
+    StepEvent,
+    StepState,
+    Term,
+)
+
+
+class Command(Term):
+    DECIDE = "decide", "People decided on an approval, or nobody did in time."
+    CANCEL = "cancel", "Stop the run."
+    TIME_OUT = "time_out", "The run's deadline passed."
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    command: Command
+    actor: str
+    data: dict[str, Any]
+    step: str | None = None
+    id: int | None = None
+
+
+def apply_word(journal: Journal, word: Word, *, in_flight: bool) -> None:
+    _APPLY[word.command](journal, word, in_flight)
+
+
+def _decide(journal: Journal, word: Word, in_flight: bool) -> None:
+    fold = journal.steps[word.step or ""]
+    if fold.status != StepState.WAITING_APPROVAL or fold.approval_id != word.data["approval_id"]:
+        return
+    decision = ApprovalState(word.data["decision"])
+    if decision == ApprovalState.APPROVED:
+        journal.move_step(fold, StepEvent.GRANT, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=word.data)
+        return
+    expired = decision == ApprovalState.EXPIRED
+    said = word.data.get("reason") or ("nobody decided in time" if expired else "rejected")
+    reason = RunReason.APPROVAL_EXPIRED if expired else RunReason.REJECTED
+    data = {**word.data, "said": word.data.get("reason"), "reason": reason, "error": {"type": "Refused", "message": said}}
+    target = StepState.FAILED if journal.plan.on_reject == OnReject.FAIL else StepState.SKIPPED
+    journal.move_step(fold, StepEvent.REFUSE, to=target, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=data)
+    if journal.plan.on_reject == OnReject.COMPLETE:
+        # Nothing else is applied: what has not begun is skipped, and the run ends well.
+        for other in list(journal.open_steps()):
+            if other.status == StepState.PENDING:
+                journal.move_step(other, StepEvent.SKIP, actor=word.actor, data={"why": f"{fold.step.key} was refused"})
+
+
+def _cancel(journal: Journal, word: Word, in_flight: bool) -> None:
+    if journal.status == RunState.CANCELING:
+        return
+    target = RunState.CANCELING if in_flight else RunState.CANCELED
+    reason = RunReason(word.data["reason_code"])
+    data = {k: v for k, v in word.data.items() if k != "reason_code"} | {"asked": reason}
+    journal.move_run(RunEvent.CANCEL, to=target, actor=word.actor, reason=reason, data=data)
+
+
+def _time_out(journal: Journal, word: Word, in_flight: bool) -> None:
+    """With steps in flight the holder interrupts them first and ends the run itself."""
+    if not in_flight:
+        journal.move_run(RunEvent.FAIL, actor=word.actor, reason=RunReason.TIMED_OUT, data=word.data)
+
+
+_APPLY: dict[Command, Callable[[Journal, Word, bool], None]] = {
+    Command.DECIDE: _decide,
+    Command.CANCEL: _cancel,
+    Command.TIME_OUT: _time_out,
+}

@@ -1,0 +1,38 @@
+"""Settings: every value an operator can change, read from INTERLOCK_* variables."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="INTERLOCK_", extra="ignore", env_ignore_empty=True)
+
+    database_url: str | None = Field(None, description="A PostgreSQL ≥ 15; unset starts the embedded one.")
+    data_dir: Path = Field(Path(".interlock"), description="Embedded database, admin key, address of the server.")
+    host: str = Field("127.0.0.1", description="Where the API listens.")
+    port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
+    tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
+    bootstrap_key: str | None = Field(
+        None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
+    )
+
+    lease_seconds: PositiveFloat = Field(30.0, description="How long a silent worker keeps its runs.")
+    concurrency: PositiveInt = Field(100, description="Runs that one worker process holds at a time.")
+    slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
+    poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
+    drain_seconds: PositiveFloat = Field(30.0, description="How long a stopping worker lets its steps finish.")
+    max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
+    retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
+
+    statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
+    lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")
+    database_patience_seconds: PositiveFloat = Field(20.0, description="How long a request waits for a lost database.")
+    pool_size: PositiveInt = Field(10, description="Database connections of one API process.")
+    max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
+    max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
+    log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")

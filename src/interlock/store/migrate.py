@@ -1,0 +1,131 @@
+"""Migrations: forward only, one transaction each, under one lock, so that any number of processes may start at once."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+import asyncpg
+
+from interlock.errors import Conflict, Unavailable
+from interlock.ids import floor_of
+from interlock.store.pool import Database, retrying
+
+_LOCK = 0x1B7E510C
+_OLDEST_SERVER = 150000
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    folder = files("interlock.store").joinpath("migrations")
+    paths = sorted((p for p in folder.iterdir() if p.name.endswith(".sql")), key=lambda p: p.name)
+    return [Migration(p.name.removesuffix(".sql"), p.read_text(encoding="utf-8")) for p in paths]
+
+
+async def migrate(database: Database) -> list[str]:
+    """Apply what is missing; returns the names of what was applied."""
+
+    async def attempt() -> list[str]:
+        async with database.pool.acquire() as connection:
+            _check_version(connection.get_server_version())
+            return await _migrate(connection)
+
+    return await retrying(attempt, database.settings.database_patience_seconds)
+
+
+async def _migrate(connection: Any) -> list[str]:
+    applied_now = []
+    while True:
+        async with connection.transaction():
+            # Others may take minutes over a long migration; wait for them, not for lock_timeout.
+            await connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+            pending = await _pending(connection)
+            if not pending:
+                await ensure_partitions(connection, datetime.now(UTC))
+                return applied_now
+            await connection.execute(pending[0].text)
+            await connection.execute(
+                "INSERT INTO migration (name, digest, applied_at) VALUES ($1, $2, now())",
+                pending[0].name,
+                pending[0].digest,
+            )
+            applied_now.append(pending[0].name)
+
+
+async def _pending(connection: Any) -> list[Migration]:
+    await connection.execute(
+        "CREATE TABLE IF NOT EXISTS migration"
+        " (name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL)"
+    )
+    applied = {r["name"]: r["digest"] for r in await connection.fetch("SELECT name, digest FROM migration")}
+    known = migrations()
+    if unknown := set(applied) - {m.name for m in known}:
+        raise Conflict(
+            f"the database was migrated by a newer Interlock ({', '.join(sorted(unknown))}); upgrade this one",
+            code="DATABASE_NEWER",
+        )
+    for migration in known:
+        if applied.get(migration.name, migration.digest) != migration.digest:
+            raise Conflict(f"migration {migration.name} was changed after it was applied", code="MIGRATION_CHANGED")
+    return [m for m in known if m.name not in applied]
+
+
+async def status(database: Database) -> dict[str, Any]:
+    async with database.pool.acquire() as connection:
+        try:
+            rows = await connection.fetch("SELECT name FROM migration ORDER BY name")
+        except asyncpg.UndefinedTableError:
+            rows = []
+        applied = [r["name"] for r in rows]
+        runs = await connection.fetchval("SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE relname = 'run'")
+        return {
+            "server_version": await connection.fetchval("SHOW server_version"),
+            "applied": applied,
+            "pending": [m.name for m in migrations() if m.name not in applied],
+            "size_bytes": await connection.fetchval("SELECT pg_database_size(current_database())"),
+            "runs": runs or 0,
+        }
+
+
+async def ensure_partitions(connection: Any, now: datetime) -> None:
+    """The journal's months: this one and the two that come, so that nothing ever lands in the rest partition."""
+    existing = {r["name"] for r in await connection.fetch("""
+        SELECT child.relname AS name FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
+         WHERE inhparent = 'entry'::regclass""")}
+    for ahead in range(-1, 3):
+        begin = _month(now, ahead)
+        name = f"entry_{begin:%Y%m}"
+        if name not in existing:
+            low, high = floor_of(begin), floor_of(_month(now, ahead + 1))
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}')"
+            )
+
+
+def _month(now: datetime, ahead: int) -> datetime:
+    months = now.year * 12 + now.month - 1 + ahead
+    return datetime(months // 12, months % 12 + 1, 1, tzinfo=UTC)
+
+
+def _check_version(version: Any) -> None:
+    number = version.major * 10000
+    if number < _OLDEST_SERVER:
+        raise Unavailable(f"PostgreSQL {version.major} is too old; Interlock needs 15 or newer", code="DATABASE_TOO_OLD")
+
+
+async def wait_until_migrated(database: Database) -> None:
+    """For workers that start before the server that migrates: they wait instead of failing."""
+    while (await status(database))["pending"]:
+        await asyncio.sleep(0.5)

@@ -1,0 +1,95 @@
+-- The journal's one door for workers: what many runs did since the last commit, in one statement.
+
+-- name: append
+-- moves: step * -> *, run running -hold|park|succeed|fail-> *, run canceling -stopped|fail-> *
+-- Only the holder of a run's current lease may write. Two things see to it: the token must be the run's, and the
+-- worker must be alive. Its row is share-locked, so that declaring it lost waits for this statement and every later
+-- one is refused: whoever takes its runs over reads a journal that can no longer grow behind their back.
+--
+-- A run that gives its lease back (it waits, ended, or its time slice is over) does so only if nothing came into its
+-- inbox; its entries stand or fall with that. Lanes are locked first, in order: see the lock order in the migrations.
+WITH me AS MATERIALIZED (
+  SELECT id FROM worker WHERE id = $2 AND status IN ('running', 'paused') FOR SHARE
+), written AS MATERIALIZED (
+  SELECT * FROM unnest(
+    $3::uuid[], $4::bigint[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::int[],
+    $12::text[], $13::text[], $14::text[]
+  ) AS w (run_id, token, seq, type, step, from_state, event, to_state, attempt, actor, data, output)
+), leaving AS MATERIALIZED (
+  SELECT * FROM unnest(
+    $15::uuid[], $16::uuid[], $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[],
+    $23::timestamptz[], $24::boolean[], $25::int[], $26::numeric[]
+  ) AS l (run_id, tenant_id, token, from_status, to_status, reason, result, error, wake_at, requeue, seq, cost_usd)
+), lanes AS MATERIALIZED (
+  SELECT tenant_id FROM lane
+   WHERE tenant_id IN (SELECT tenant_id FROM leaving)
+   ORDER BY tenant_id
+     FOR NO KEY UPDATE
+), awake AS MATERIALIZED (
+  -- As in wake_lane: a lane that gets a run back must not be put to rest meanwhile.
+  SELECT pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)), pg_notify('interlock_ready', '')
+    FROM (SELECT DISTINCT tenant_id FROM leaving WHERE requeue) AS requeued
+), departed AS (
+  UPDATE run
+     SET status = leaving.to_status,
+         reason = leaving.reason,
+         result = leaving.result::jsonb,
+         error = leaving.error::jsonb,
+         completed_at = CASE WHEN leaving.reason IS NOT NULL THEN coalesce($1, now()) END,
+         wake_at = leaving.wake_at,
+         seq = leaving.seq,
+         cost_usd = run.cost_usd + leaving.cost_usd,
+         lease_worker = NULL
+    FROM leaving
+   WHERE (SELECT count(*) FROM lanes) > 0
+     AND (SELECT count(*) FROM awake) >= 0
+     AND run.id = leaving.run_id
+     AND run.lease_token = leaving.token
+     AND run.lease_worker = (SELECT id FROM me)
+     AND run.status = leaving.from_status
+     AND run.inbox = 0
+  RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched
+), staying AS (
+  SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
+    FROM (SELECT DISTINCT run_id, token FROM written) AS held
+    JOIN run ON run.id = held.run_id AND run.lease_token = held.token AND run.lease_worker = (SELECT id FROM me)
+   WHERE held.run_id NOT IN (SELECT run_id FROM leaving)
+), kept AS (
+  SELECT id, tenant_id, false AS nudged, watched FROM departed
+  UNION ALL
+  SELECT id, tenant_id, nudged, watched FROM staying
+), appended AS (
+  INSERT INTO entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, attempt, token, actor, data,
+                     output)
+  SELECT w.run_id, w.seq, kept.tenant_id, coalesce($1, now()), w.type, w.step, w.from_state, w.event, w.to_state,
+         w.attempt, w.token, w.actor, w.data::jsonb, w.output::jsonb
+    FROM written AS w
+    JOIN kept ON kept.id = w.run_id
+), requeued AS (
+  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, false FROM departed WHERE requeue
+), freed AS (
+  UPDATE lane SET in_flight = in_flight - gone.runs, active = active OR gone.requeue
+    FROM (SELECT tenant_id, count(*)::int AS runs, bool_or(requeue) AS requeue FROM departed GROUP BY tenant_id) AS gone
+   WHERE lane.tenant_id = gone.tenant_id
+)
+SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
+
+-- name: drain_inbox
+-- In the transaction of the append that carries what the words caused; only for runs that are still this worker's.
+WITH gone AS (
+  DELETE FROM inbox USING run
+   WHERE inbox.id = ANY($1::bigint[]) AND run.id = inbox.run_id AND run.lease_worker = $2
+  RETURNING inbox.run_id
+)
+UPDATE run SET inbox = inbox - taken.words
+  FROM (SELECT run_id, count(*)::int AS words FROM gone GROUP BY run_id) AS taken
+ WHERE run.id = taken.run_id;
+
+-- name: written_before
+-- After a connection broke during an append: was it committed all the same?
+SELECT run_id, seq FROM entry
+ WHERE (run_id, seq, token) IN (SELECT * FROM unnest($1::uuid[], $2::int[], $3::bigint[]));
+
+-- name: still_held
+-- … and for a run that only gave its lease back: does it still have it?
+SELECT id FROM run WHERE lease_worker = $1 AND (id, lease_token) IN (SELECT * FROM unnest($2::uuid[], $3::bigint[]));

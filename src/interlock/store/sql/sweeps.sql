@@ -1,0 +1,115 @@
+-- Sweeps: what any process does from time to time so that nothing is forgotten. Each takes a batch and passes over
+-- what another sweeper has in hand.
+
+-- name: wake_due_runs
+-- moves: run waiting_external|waiting_approval -resume-> running
+WITH due AS MATERIALIZED (
+  SELECT id, status FROM run
+   WHERE wake_at <= coalesce($1, now())
+   ORDER BY wake_at
+   LIMIT $2
+     FOR NO KEY UPDATE SKIP LOCKED
+), woken AS (
+  UPDATE run
+     SET wake_at = NULL,
+         status = 'running',
+         seq = run.seq + (due.status <> 'running')::int
+    FROM due WHERE run.id = due.id
+  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before
+), journaled AS (
+  INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
+  SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
+    FROM woken WHERE before <> 'running'
+), queued AS (
+  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, false FROM woken
+), woke AS MATERIALIZED (
+  SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken) AS lanes
+)
+SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
+  FROM woken, (SELECT count(*) FROM woke) AS _;
+
+-- name: next_due
+SELECT extract(epoch FROM min(wake_at) - coalesce($1, now()))::float8 FROM run WHERE wake_at IS NOT NULL;
+
+-- name: lose_workers
+-- moves: worker idle|running|paused -terminate-> terminated
+-- Waits for an append of theirs that is under way, and refuses all that come later.
+UPDATE worker SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now())
+ WHERE stopped_at IS NULL
+   AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds)
+RETURNING id, name, heartbeat_at;
+
+-- name: stopped_with_leases
+SELECT id FROM worker
+ WHERE stopped_at > coalesce($1, now()) - interval '1 day'
+   AND EXISTS (SELECT FROM run WHERE run.lease_worker = worker.id);
+
+-- name: reclaim_runs
+-- In a statement of its own after lose_workers, so that its snapshot has every entry the lost ones wrote.
+WITH lost AS MATERIALIZED (
+  SELECT id, tenant_id, lease_worker FROM run WHERE lease_worker = ANY($2::uuid[]) LIMIT $3
+), lanes AS MATERIALIZED (
+  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) FROM lane
+   WHERE tenant_id IN (SELECT tenant_id FROM lost)
+   ORDER BY tenant_id
+     FOR NO KEY UPDATE
+), freed AS (
+  UPDATE run
+     SET lease_worker = NULL,
+         resume_count = resume_count + 1,
+         seq = (SELECT max(entry.seq) FROM entry WHERE entry.run_id = run.id) + 1
+    FROM lost
+   WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = lost.id AND run.lease_worker = lost.lease_worker
+  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until
+), journaled AS (
+  INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data)
+  SELECT freed.id, freed.seq, freed.tenant_id, coalesce($1, now()), 'orphan_detected', freed.lease_token,
+         'system:sweep', jsonb_build_object('worker', worker.name, 'last_heartbeat', worker.heartbeat_at)
+    FROM freed JOIN worker ON worker.id = freed.lease_worker
+), queued AS (
+  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, true FROM freed
+), returned AS (
+  UPDATE lane SET in_flight = in_flight - gone.runs, active = true
+    FROM (SELECT tenant_id, count(*)::int AS runs FROM freed GROUP BY tenant_id) AS gone
+   WHERE lane.tenant_id = gone.tenant_id
+)
+SELECT id, tenant_id, lease_worker, pg_notify('interlock_ready', '')::text,
+       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
+  FROM freed;
+
+-- name: overdue_runs
+SELECT tenant_id, id FROM run
+ WHERE deadline_at <= coalesce($1, now()) AND completed_at IS NULL AND status <> 'canceling' AND inbox = 0
+ ORDER BY deadline_at LIMIT $2;
+
+-- name: expired_approvals
+SELECT tenant_id, id FROM approval
+ WHERE status = 'requested' AND expires_at <= coalesce($1, now())
+ ORDER BY expires_at LIMIT $2;
+
+-- name: lanes_in_use
+SELECT tenant_id FROM lane WHERE in_flight > 0 OR active;
+
+-- name: lock_lane
+SELECT in_flight, active FROM lane WHERE tenant_id = $1 FOR NO KEY UPDATE;
+
+-- name: recount_lane
+-- With the lane locked by an earlier statement nobody can be between a lease and its count.
+WITH counted AS (
+  SELECT count(*)::int AS leases FROM run WHERE lease_worker IS NOT NULL AND tenant_id = $1
+)
+UPDATE lane SET in_flight = counted.leases FROM counted
+ WHERE tenant_id = $1 AND in_flight <> counted.leases
+RETURNING in_flight;
+
+-- name: forget_expired_keys
+DELETE FROM idempotency
+ WHERE (tenant_id, key) IN (
+   SELECT tenant_id, key FROM idempotency WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
+ );
+
+-- name: entry_partitions
+SELECT child.relname AS name FROM pg_inherits
+  JOIN pg_class AS child ON child.oid = inhrelid
+ WHERE inhparent = 'entry'::regclass AND child.relname ~ '^entry_\d{6}$'
+ ORDER BY 1;

@@ -1,0 +1,70 @@
+"""What operators see: structured logs and Prometheus metrics, their labels taken from the lifecycles."""
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+log = structlog.stdlib.get_logger("interlock")
+
+
+def configure_logging(level: str, format_: str) -> None:
+    as_json = format_ == "json" or (format_ == "auto" and not sys.stderr.isatty())
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86400)
+
+
+class Metrics:
+    """One process's metrics. Label values are bounded: states come from the tables, and there is no tenant label."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.transitions = {
+            name: Counter(
+                f"interlock_{name}_transitions", f"Transitions of a {name}.", ["from_state", "to_state"], registry=r
+            )
+            for name in ("run", "step", "approval", "worker")
+        }
+        self.refused = Counter(
+            "interlock_refused_transitions", "Transitions that a table does not allow.", ["machine", "state", "event"],
+            registry=r,
+        )  # fmt: skip
+        self.run_duration = Histogram(
+            "interlock_run_duration_seconds", "From creation to end.", ["workflow", "status"], buckets=_SECONDS, registry=r
+        )
+        self.run_active = Gauge("interlock_run_active", "Runs that have not ended.", ["status"], registry=r)
+        self.step_duration = Histogram(
+            "interlock_step_duration_seconds", "One attempt at a tool.", ["tool", "outcome"], buckets=_SECONDS, registry=r
+        )
+        self.idempotency_hits = Counter(
+            "interlock_idempotency_hits", "Requests with an idempotency key.", ["source", "result"], registry=r
+        )
+        self.flush_size = Histogram(
+            "interlock_flush_entries", "Entries committed together.", buckets=(1, 2, 5, 10, 25, 50, 100, 250, 500), registry=r
+        )
+        self.claimed = Counter("interlock_claimed_runs", "Runs leased by this process.", registry=r)
+        self.orphans = Counter("interlock_orphaned_runs", "Runs taken back from lost workers.", registry=r)
+        self.lane_drift = Counter(
+            "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
+        )
+        self.held = Gauge("interlock_worker_held_runs", "Runs this process holds.", registry=r)
+
+
+metrics = Metrics()

@@ -1,0 +1,54 @@
+"""Context: what a tool is told about the step it is doing, and what it can tell back."""
+
+import threading
+from typing import Any
+from uuid import UUID
+
+from interlock.telemetry import log
+
+
+class Canceled(BaseException):
+    """Raised in a plain function by `ctx.heartbeat()` when its run was canceled: there is no other way into a thread."""
+
+
+class Context:
+    __slots__ = ("_canceled", "_idempotency_key", "attempt", "cost_usd", "costs", "run_id", "step", "tenant_id")
+
+    def __init__(self, *, run_id: UUID, tenant_id: UUID, step: str, attempt: int, idempotency_key: str | None = None) -> None:
+        self.run_id = run_id
+        self.tenant_id = tenant_id
+        self.step = step
+        self.attempt = attempt
+        self.cost_usd = 0.0
+        self.costs: list[dict[str, Any]] | None = None
+        self._idempotency_key = idempotency_key
+        self._canceled: threading.Event | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at this effect; hand it to the system that you act on."""
+        return self._idempotency_key or default_key(self.run_id, self.step)
+
+    @property
+    def log(self) -> Any:
+        return log.bind(run_id=str(self.run_id), step=self.step, attempt=self.attempt)
+
+    def cost(self, usd: float, *, provider: str | None = None, model: str | None = None, **units: float) -> None:
+        """Report what this step cost; it is added up on the step and on the run."""
+        if usd < 0:
+            raise ValueError(f"a cost cannot be negative: {usd}")
+        self.cost_usd += usd
+        self.costs = [*(self.costs or ()), {"usd": usd, "provider": provider, "model": model, **units}]
+
+    def heartbeat(self) -> None:
+        """Call it now and then in a long plain function: it ends the function when its run was canceled."""
+        if self._canceled is not None and self._canceled.is_set():
+            raise Canceled
+
+    def cancel_token(self) -> threading.Event:
+        self._canceled = self._canceled or threading.Event()
+        return self._canceled
+
+
+def default_key(run_id: UUID, step: str) -> str:
+    return f"interlock:{run_id}:{step}"

@@ -1,0 +1,356 @@
+"""Driving one run: ask the journal what may start, do it, append what happened, until the run waits or ends."""
+
+import asyncio
+import contextlib
+import random
+import time
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from interlock.engine import inbox
+from interlock.engine.append import Answer, Lease, Write
+from interlock.engine.outside import entry_of, journal_for
+from interlock.errors import LeaseLost
+from interlock.journal import (
+    Ask,
+    Command,
+    Entry,
+    Journal,
+    Leave,
+    Next,
+    Settle,
+    StepFold,
+    Stop,
+    Wait,
+    advance,
+    apply_word,
+    conclude,
+)
+from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.store.pool import Row
+from interlock.telemetry import log, metrics
+from interlock.worker.executor import Done, Failed, Interrupted, Outcome, elapsed_ms, execute
+from interlock.worker.flush import Unacceptable
+
+if TYPE_CHECKING:
+    from interlock.worker.loop import Worker
+
+
+class Driver:
+    """One run in this worker's hands."""
+
+    __slots__ = (
+        "_actor", "_asks", "_finished", "_inline", "_mail", "_overdue", "_since", "_slow", "_spent_before", "_tasks",
+        "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
+    )  # fmt: skip
+
+    def __init__(self, worker: "Worker", row: Row) -> None:
+        self._worker = worker
+        self._actor = worker.me.actor
+        self.row = row
+        self.lease = Lease(
+            row["id"], row["tenant_id"], row["lease_token"], RunState(row["status"]), row["workflow"], row["requested_by"]
+        )
+        self.journal: Journal
+        self.task: asyncio.Task[None] | None = None
+        # The database's time when the run was claimed, and ours: between them they give the database's time now.
+        self._zero: datetime = row["now"]
+        self._since = time.monotonic()
+        self._mail: bool = row["inbox"] > 0
+        self._wake = asyncio.Event()
+        self._finished: list[tuple[StepFold, Outcome, float]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._inline: tuple[StepFold, float] | None = None
+        self._slow: set[str] = set()
+        self._asks: list[Ask] = []
+        self._overdue = False
+        self._spent_before = 0.0
+
+    def now(self) -> datetime:
+        return self._zero + timedelta(seconds=time.monotonic() - self._since)
+
+    # ------------------------------------------------------------ the loop
+
+    async def drive(self) -> None:
+        try:
+            await self._load()
+            while not await self._round():
+                pass
+        except asyncio.CancelledError:
+            await self._abandon()
+        except LeaseLost:
+            log.warning("lease_lost", run_id=str(self.lease.run_id), token=self.lease.token)
+            await self._interrupt()
+            self._worker.suspect()
+        except Unacceptable as error:
+            await self._interrupt()
+            await self._give_up(str(error))
+
+    async def _abandon(self) -> None:
+        """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
+        for task in self._tasks.values():
+            task.cancel()
+        if self._worker.draining:
+            with contextlib.suppress(LeaseLost):
+                await self.let_go(Leave(self.lease.status, queue=True))
+
+    async def _load(self) -> None:
+        plan = await self._worker.plan_of(self.row)
+        self.journal = journal_for(self.row, plan)
+        if self.row["fresh"]:
+            # Two entries are known without reading them: created, and started by this very claim.
+            self.journal.seq, self.journal.status = self.row["seq"], RunState.RUNNING
+            return
+        entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
+        self.journal.replay(entry_of(e) for e in entries)
+        self._spent_before = self.journal.cost_usd()
+        if self.row["lost"]:
+            self._reclaim()
+
+    def _advance(self) -> Next:
+        """Questions to people are kept until the entries that open them are saved."""
+        following = advance(self.journal, self.now())
+        self._asks += following.ask
+        return following
+
+    def _reclaim(self) -> None:
+        """What the lost worker was doing is begun again, and counted: a step that kills its worker is not tried for ever."""
+        for fold in self._advance().start:
+            self.journal.begin(fold)
+        for fold in list(self.journal.open_steps()):
+            if fold.status == StepState.RUNNING:
+                self.journal.move_step(fold, StepEvent.RECLAIM, actor=self._actor)
+                if fold.reclaims > self._worker.settings.max_reclaims:
+                    error = {"type": "Orphaned", "message": f"its worker was lost {fold.reclaims} times", "code": "RUN_ORPHANED"}
+                    data = {"error": error, "reason": RunReason.ORPHANED}
+                    self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
+
+    async def _round(self) -> bool:
+        """True when the run is no longer ours."""
+        if self._mail:
+            await self._take_mail()
+        following = self._advance()
+        then = following.then
+        if self._overdue and not isinstance(then, Settle):
+            then = Stop(Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"}))
+        if isinstance(then, Stop):
+            await self._interrupt()
+            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+        if then is not None:
+            return await self._leave(then)
+        if self._must_yield():
+            return await self.let_go(Leave(self.journal.status, queue=True))
+        resumed = [f for f in self.journal.open_steps() if f.status == StepState.RUNNING and not self._is_at(f)]
+        starting = following.start + resumed
+        if self.journal.unsaved:
+            await self._save()
+        if self.journal.plan.is_sequence and len(starting) == 1:
+            await self._do_inline(starting[0])
+        else:
+            for fold in starting:
+                self._do(fold)
+            await self._next_outcome()
+        return False
+
+    def _is_at(self, fold: StepFold) -> bool:
+        return fold.step.key in self._tasks or any(f is fold for f, _, _ in self._finished)
+
+    # ------------------------------------------------------------ doing steps
+
+    def _begin(self, fold: StepFold) -> float:
+        if fold.status == StepState.PENDING:
+            self.journal.begin(fold)
+        return time.perf_counter()
+
+    async def _do_inline(self, fold: StepFold) -> None:
+        """In a plain list nothing else can move meanwhile: no task of its own is needed."""
+        began = self._begin(fold)
+        self._inline = (fold, began)
+        try:
+            outcome = await execute(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        finally:
+            self._inline = None
+        if isinstance(outcome, Interrupted):
+            assert self.task is not None
+            if not self._mail or self._worker.abandoning:
+                raise asyncio.CancelledError
+            self.task.uncancel()
+        self._settle(fold, outcome, began)
+
+    def _do(self, fold: StepFold) -> None:
+        began = self._begin(fold)
+        self._tasks[fold.step.key] = asyncio.create_task(self._run_step(fold, began))
+
+    async def _run_step(self, fold: StepFold, began: float) -> None:
+        outcome = await execute(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        del self._tasks[fold.step.key]
+        self._finished.append((fold, outcome, began))
+        self._wake.set()
+
+    async def _next_outcome(self) -> None:
+        """Wait for a step, for mail, or for the time of a retry or a wait that runs beside the steps."""
+        times = [t for f in self.journal.open_steps() for t in (f.next_run_at, f.due_at) if t is not None]
+        patience = max((min(times) - self.now()).total_seconds(), 0.0) if times else None
+        if not self._finished and not self._mail:
+            try:
+                async with asyncio.timeout(patience):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        self._wake.clear()
+        finished, self._finished = self._finished, []
+        for fold, outcome, began in finished:
+            self._settle(fold, outcome, began)
+
+    def _settle(self, fold: StepFold, outcome: Outcome, began: float) -> None:
+        duration_ms = elapsed_ms(began)
+        self._slow.discard(fold.step.key)
+        metrics.step_duration.labels(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
+        match outcome:
+            case Done(output, context):
+                data: dict[str, object] = {"duration_ms": duration_ms}
+                if context.cost_usd:
+                    data |= {"cost_usd": context.cost_usd, "costs": context.costs}
+                if context._idempotency_key:
+                    data["idempotency_key"] = context._idempotency_key
+                self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
+            case Failed():
+                self._settle_failure(fold, outcome, duration_ms)
+            case Interrupted():
+                self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
+
+    def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
+        data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error}
+        if failed.context and failed.context.cost_usd:
+            data |= {"cost_usd": failed.context.cost_usd, "costs": failed.context.costs}
+        failures = fold.failures + 1
+        retry = fold.step.retry
+        if failed.retryable and failures < retry.max_attempts:
+            delay = max(retry.delay(failures, random.random()), failed.after or 0)
+            data["next_run_at"] = self.now() + timedelta(seconds=delay)
+            self.journal.move_step(fold, StepEvent.RETRY, actor=self._actor, data=data)
+            return
+        data["reason"] = RunReason.ATTEMPTS_EXHAUSTED if failed.retryable else RunReason.TERMINAL_ERROR
+        self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
+
+    def note_slow_steps(self, longer_than: float) -> None:
+        """A step that takes long gets an entry of its own, so that people see it."""
+        at = time.perf_counter() - longer_than
+        if self._inline is not None and self._inline[1] < at:
+            self._note_slow(self._inline[0])
+        for key in self._tasks:
+            self._note_slow(self.journal.steps[key])
+
+    def _note_slow(self, fold: StepFold) -> None:
+        if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
+            return
+        self._slow.add(fold.step.key)
+        entry = Entry(
+            self.journal.seq + 1, "step_transition", self._actor, fold.step.key, StepState.PENDING, StepEvent.CLAIM,
+            StepState.RUNNING, fold.attempt,
+        )  # fmt: skip
+        self.journal.seq = entry.seq
+        self._worker.flusher.put(Write(self.lease, [entry]))
+
+    # ------------------------------------------------------------ mail and interruptions
+
+    def nudge(self) -> None:
+        self._mail = True
+        self._wake.set()
+        if self._inline is not None:
+            self._worker.spawn(self._interrupt_if_asked())
+
+    async def _interrupt_if_asked(self) -> None:
+        words = await inbox.read(self._worker.database, self.lease.run_id)
+        urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
+        if urgent and self._inline is not None and self.task is not None:
+            self.task.cancel()
+
+    async def _take_mail(self) -> None:
+        self._mail = False
+        words = await inbox.read(self._worker.database, self.lease.run_id)
+        for word in words:
+            apply_word(self.journal, word, in_flight=True)
+            if word.command == Command.CANCEL:
+                self.lease.status = RunState.CANCELING
+            elif word.command == Command.TIME_OUT:
+                self._overdue = True
+        if words:
+            await self._save(drained=[word.id for word in words if word.id is not None])
+
+    async def _interrupt(self) -> None:
+        """Stop what is in flight and take down how each ended."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        finished, self._finished = self._finished, []
+        for fold, outcome, began in finished:
+            self._settle(fold, outcome, began)
+
+    # ------------------------------------------------------------ writing and letting go
+
+    async def _save(self, drained: list[int] | None = None) -> None:
+        await self._write(Write(self.lease, self.journal.take_unsaved(), asks=self._take_asks(), drained=drained or []))
+
+    def _take_asks(self) -> list[Ask]:
+        asks, self._asks = self._asks, []
+        return asks
+
+    async def _write(self, write: Write) -> Answer:
+        answer = await self._worker.flusher.put(write)
+        if not answer.kept and write.leave is None:
+            raise LeaseLost("somebody else holds the run now")
+        if answer.nudged:
+            self._mail = True
+        return answer
+
+    async def _leave(self, then: Wait | Settle) -> bool:
+        return await self.let_go(conclude(self.journal, then, actor=self._actor))
+
+    async def let_go(self, leave: Leave) -> bool:
+        """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
+        entries, asks = self.journal.take_unsaved(), self._take_asks()
+        leaving = [*entries, leave.entry] if leave.entry else entries
+        seq = leaving[-1].seq if leaving else self.journal.seq
+        cost = self.journal.cost_usd() - self._spent_before
+        answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, asks=asks))
+        if answer.kept:
+            self._log_end(leave)
+            return True
+        if entries:
+            await self._write(Write(self.lease, entries, asks=asks))
+        self._mail = True
+        if not await inbox.read(self._worker.database, self.lease.run_id):
+            raise LeaseLost("somebody else holds the run now")
+        return False
+
+    def _log_end(self, leave: Leave) -> None:
+        if leave.reason is None:
+            return
+        seconds = (self.now() - self.row["created_at"]).total_seconds()
+        metrics.run_duration.labels(self.lease.workflow, leave.status).observe(seconds)
+        log.info(
+            "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
+            duration_ms=round(seconds * 1000),
+        )  # fmt: skip
+
+    def _must_yield(self) -> bool:
+        if self._tasks or self._finished:
+            return False
+        overstayed = time.monotonic() - self._since > self._worker.settings.slice_seconds
+        return self._worker.draining or (self._worker.crowded and overstayed)
+
+    async def _give_up(self, why: str) -> None:
+        """What the run produced cannot be stored. Its step fails with that as the reason."""
+        self.row = {**dict(self.row), "fresh": False, "lost": False}  # type: ignore[assignment]
+        await self._load()
+        for fold in self._advance().start[:1]:
+            self.journal.begin(fold)
+            error = {"type": "Unacceptable", "message": why.replace("\x00", "\ufffd")[:2000]}
+            data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
+            self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
+        following = self._advance()
+        if isinstance(following.then, Settle):
+            await self._leave(following.then)

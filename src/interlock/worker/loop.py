@@ -1,0 +1,263 @@
+"""The worker: claims runs in batches and drives each of them; one heartbeat for all."""
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from interlock.definition.plan import Plan
+from interlock.engine import inbox, leases
+from interlock.engine.workflows import Plans
+from interlock.errors import LeaseLost, Unavailable
+from interlock.lifecycle import WorkerEvent
+from interlock.settings import Settings
+from interlock.store.notify import INBOX, READY, Listener
+from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
+from interlock.telemetry import log, metrics
+from interlock.tools import Registry, registry
+from interlock.worker.drive import Driver
+from interlock.worker.executor import Workshop
+from interlock.worker.flush import Flusher
+
+FOREVER = float("inf")
+_SLOW_STEP_SECONDS = 0.3
+_BUSY_RETRY_SECONDS = 0.003
+
+
+class Worker:
+    def __init__(
+        self, database: Database, settings: Settings, *, tools: Registry = registry, capacity: int | None = None
+    ) -> None:
+        self.database = database
+        self.settings = settings
+        self.capacity = capacity or settings.concurrency
+        self.plans = Plans(database)
+        self.shop = Workshop(tools, ThreadPoolExecutor(self.capacity, "step"), settings.max_output_bytes)
+        self.drivers: dict[UUID, Driver] = {}
+        self.draining = False
+        self.abandoning = False
+        self.crowded = False
+        self.me: leases.Me
+        self.flusher: Flusher
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._suspicious = asyncio.Event()
+        self._side_tasks: set[asyncio.Task[Any]] = set()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until told to stop; a worker that was declared lost begins again under a new id."""
+        listener = Listener(self.database, {READY: lambda _: self._wake.set(), INBOX: self._on_mail})
+        await listener.start()
+        try:
+            while not stop.is_set():
+                await self._live(stop)
+        finally:
+            await listener.stop()
+            self.shop.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        self.me = await self._register()
+        self.flusher = Flusher(self.database, self.me)
+        gc.freeze()
+        tasks = [
+            asyncio.create_task(coroutine, name=name)
+            for name, coroutine in {
+                "flush": self.flusher.run(),
+                "claim": self._claim_forever(),
+                "beat": self._beat_forever(),
+                "tick": self._tick_forever(),
+            }.items()
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                tasks[1].cancel()
+                await self._drain()
+                await leases.move_worker(self.database, self.me.id, WorkerEvent.COMPLETE, "drained")
+                log.info("worker_drained", worker=self.me.name)
+            for task in done - {stopping}:
+                task.result()
+        except LeaseLost as lost:
+            log.warning("worker_lost", worker=self.me.name, detail=lost.detail)
+        finally:
+            self.abandoning = True
+            self._cancel_drivers()
+            for task in [*tasks, stopping, *self._side_tasks]:
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), 10)
+            self.drivers.clear()
+            self.abandoning = False
+
+    async def _register(self) -> leases.Me:
+        while True:
+            try:
+                me = await leases.register(
+                    self.database, capacity=self.capacity, lease_seconds=self.settings.lease_seconds
+                )
+                await leases.move_worker(self.database, me.id, WorkerEvent.START)
+                return me
+            except Unavailable as error:
+                log.warning("database_away", detail=error.detail)
+
+    async def _drain(self) -> None:
+        """Steps that are under way may finish; each run is given back at its next step."""
+        self.draining = True
+        for driver in self.drivers.values():
+            driver._wake.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self.settings.drain_seconds)
+        self.abandoning = True
+        self._cancel_drivers()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), 10)
+
+    def _cancel_drivers(self) -> None:
+        for driver in list(self.drivers.values()):
+            if driver.task is not None:
+                driver.task.cancel()
+
+    # ------------------------------------------------------------ claiming
+
+    async def _claim_forever(self) -> None:
+        connection: Any = None
+        unsure = False
+        while True:
+            try:
+                if connection is None or connection.is_closed():
+                    connection = await asyncpg.connect(**connection_options(self.database))
+                if unsure:
+                    self._take_up(await leases.leases_of(Tx(connection), self.database.clock(), self.me))
+                    unsure = False
+                while True:
+                    await self._room()
+                    unsure = True
+                    pause = await self._claim_once(Tx(connection))
+                    unsure = False
+                    if pause:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._wake.wait(), pause)
+            except TRANSIENT as error:
+                log.warning("claim_retry", error=str(error) or type(error).__name__)
+                if connection is not None:
+                    connection.terminate()
+                connection = None
+                await asyncio.sleep(0.2)
+            except BaseException:
+                if connection is not None:
+                    connection.terminate()
+                raise
+
+    async def _room(self) -> None:
+        """Top up in large bites: a claim costs nearly the same for one run as for many."""
+        bite = max(1, self.capacity // 4)
+        while self.drivers and self.capacity - len(self.drivers) < bite:
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _claim_once(self, tx: Tx) -> float:
+        """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
+        self._wake.clear()
+        claim = await leases.claim(tx, self.database.clock(), self.me, self.capacity - len(self.drivers))
+        self._take_up(claim.runs)
+        if claim.dry:
+            rested = await leases.rest(tx, claim.dry)
+            if rested and len(claim.dry) == claim.lanes:
+                return self.settings.poll_seconds
+            return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
+        if claim.runs:
+            return 0.0
+        # No lane was free to look at: either there is no work, or another worker is claiming at this moment.
+        waiting = await tx.value("work_is_waiting")
+        return _BUSY_RETRY_SECONDS if waiting else self.settings.poll_seconds
+
+    def _take_up(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row["id"] in self.drivers:
+                continue
+            driver = Driver(self, row)
+            self.drivers[row["id"]] = driver
+            driver.task = asyncio.create_task(driver.drive())
+            driver.task.add_done_callback(lambda task, driver=driver: self._let_out(driver, task))  # type: ignore[misc]
+        if rows:
+            self._idle.clear()
+
+    def _let_out(self, driver: Driver, task: "asyncio.Task[None]") -> None:
+        if self.drivers.get(driver.lease.run_id) is driver:
+            del self.drivers[driver.lease.run_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("drive_failed", run_id=str(driver.lease.run_id), exc_info=error)
+        if not self.drivers:
+            self._idle.set()
+        self._wake.set()
+
+    # ------------------------------------------------------------ staying alive
+
+    async def _beat_forever(self) -> None:
+        """Raises LeaseLost when the database says so, or when we could not ask for so long that it must have."""
+        interval = min(self.settings.lease_seconds / 3, 10.0)
+        last = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._suspicious.wait(), interval)
+            self._suspicious.clear()
+            try:
+                await leases.beat(self.database, self.me)
+                last = time.monotonic()
+            except Unavailable:
+                if time.monotonic() - last > self.settings.lease_seconds:
+                    raise LeaseLost("the database was out of reach for longer than the lease") from None
+
+    def suspect(self) -> None:
+        """A write was refused: ask at once whether we are still alive."""
+        self._suspicious.set()
+
+    async def _tick_forever(self) -> None:
+        next_check = 0.0
+        while True:
+            await asyncio.sleep(_SLOW_STEP_SECONDS / 2)
+            metrics.held.set(len(self.drivers))
+            for driver in list(self.drivers.values()):
+                driver.note_slow_steps(_SLOW_STEP_SECONDS)
+            if time.monotonic() >= next_check:
+                next_check = time.monotonic() + self.settings.poll_seconds
+                await self._check()
+
+    async def _check(self) -> None:
+        """The slow poll beneath the notifications: mail, and whether others wait for our slots."""
+        with contextlib.suppress(Unavailable):
+            full = len(self.drivers) >= self.capacity
+            self.crowded = full and await self.database.value("work_is_waiting")
+            if self.drivers:
+                await self._nudge_all()
+
+    # ------------------------------------------------------------ mail
+
+    def _on_mail(self, payload: str) -> None:
+        if self.drivers and payload in ("", str(self.me.id)):
+            self.spawn(self._nudge_all())
+
+    async def _nudge_all(self) -> None:
+        for run_id in await inbox.runs_with_mail(self.database, self.me):
+            if driver := self.drivers.get(run_id):
+                driver.nudge()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+    async def plan_of(self, row: Row) -> Plan:
+        tenant, name, version = row["tenant_id"], row["workflow"], row["workflow_version"]
+        return self.plans.known(tenant, name, version) or await self.plans.get(tenant, name, version)

@@ -1,0 +1,60 @@
+"""The sweeper: timers, deadlines, lost workers and housekeeping, in every process that has a loop to spare."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from interlock.engine import sweeps
+from interlock.engine.leases import reclaim_lost
+from interlock.engine.workflows import Plans
+from interlock.errors import Unavailable
+from interlock.settings import Settings
+from interlock.store.pool import TRANSIENT, Database
+from interlock.telemetry import log
+
+
+async def sweep_forever(database: Database, settings: Settings) -> None:
+    plans = Plans(database)
+    await asyncio.gather(
+        _timers(database, settings),
+        _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
+        _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
+        _every(60.0, lambda: sweeps.recount_lanes(database)),
+        _every(300.0, lambda: sweeps.tend(database)),
+    )
+
+
+async def _timers(database: Database, settings: Settings) -> None:
+    """Sleeps until the next timer is due, but looks at least every poll: others set timers too."""
+    while True:
+        pause = settings.poll_seconds / 4
+        with _logged():
+            await sweeps.wake_due(database)
+            following = await sweeps.seconds_to_next(database)
+            pause = min(max(following or pause, 0.005), pause)
+        await asyncio.sleep(pause)
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    # Not all processes at the same moment.
+    await asyncio.sleep(random.random() * min(seconds, 1.0))
+    while True:
+        began = time.monotonic()
+        with _logged():
+            await work()
+        await asyncio.sleep(max(seconds - (time.monotonic() - began), 0.01))
+
+
+class _logged(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """A sweep that fails is logged and tried again; it never ends the process."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or isinstance(error, asyncio.CancelledError) or not isinstance(error, Exception):
+            return False
+        if isinstance(error, (Unavailable, *TRANSIENT)):
+            log.warning("sweep_waits", error=str(error))
+        else:
+            log.error("sweep_failed", exc_info=error)
+        return True

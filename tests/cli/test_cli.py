@@ -1,0 +1,615 @@
+"""What the command line promises: formats, errors in one line, exit codes. The server is a stub on a real socket."""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import uvicorn
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+import interlock
+from interlock.cli import app, show
+from interlock.cli.watch import Progress
+from interlock.lifecycle import MACHINES, RUN, RunState
+from interlock.wire import Event, Run, Step
+
+NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
+
+
+def a_step(key: str, status: str = "succeeded", **more: Any) -> dict[str, Any]:
+    base = {"id": f"s-{key}", "key": key, "index": 0, "kind": "tool", "tool": f"shop.{key}", "status": status}
+    return {**base, "attempt": 1, "max_attempts": 4, **more}
+
+
+def a_run(id: str = "run-1", status: str = "running", **more: Any) -> dict[str, Any]:
+    base = {"id": id, "tenant_id": "t", "workflow": "refund", "workflow_version": 3, "status": status}
+    return {**base, "trigger": {"source": "cli"}, "created_at": NOW.isoformat(), "steps": [], **more}
+
+
+def an_approval(id: str = "ap-1", run_id: str = "run-1", **more: Any) -> dict[str, Any]:
+    action = {"tool": "shop.refund", "fields": {"amount": 120}, "digest": "sha256:ab"}
+    base = {"id": id, "run_id": run_id, "step_key": "review", "status": "requested", "tier": "high"}
+    return {
+        **base,
+        "two_person": True,
+        "action": action,
+        "summary": "Refund 120",
+        "requested_at": NOW.isoformat(),
+        **more,
+    }
+
+
+def an_event(seq: int, **data: Any) -> dict[str, Any]:
+    return {"seq": seq, "type": "step_transition", "at": NOW.isoformat(), "run_id": "run-1", "data": data}
+
+
+class Stub:
+    """Answers each `METHOD /path` with what the test put there, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Any]] = {}
+        self.asked: list[tuple[str, dict[str, str], bytes, dict[str, str]]] = []
+        self.app = Starlette(routes=[Route("/{path:path}", self.answer, methods=["GET", "POST", "DELETE"])])
+
+    def on(self, call: str, *answers: Any) -> "Stub":
+        self.answers[call] = list(answers)
+        return self
+
+    async def answer(self, request: Request) -> Response:
+        call = f"{request.method} {request.url.path}"
+        self.asked.append((call, dict(request.query_params), await request.body(), dict(request.headers)))
+        waiting = self.answers.get(call)
+        if not waiting:
+            return problem(404, "NOT_FOUND", "Not found", "no such thing")
+        found = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    def body(self, call: str) -> Any:
+        return json.loads(next(body for asked, _, body, _ in self.asked if asked == call))
+
+    def query(self, call: str) -> dict[str, str]:
+        return next(query for asked, query, _, _ in self.asked if asked == call)
+
+
+def problem(status: int, code: str, title: str, detail: str, **more: Any) -> Response:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, **more}
+    return JSONResponse(body, status, media_type="application/problem+json")
+
+
+def sse(*events: dict[str, Any]) -> Response:
+    lines = [f"id: {e['seq']}\nevent: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events]
+    return Response("".join([*lines, "event: end\ndata: {}\n\n"]), media_type="text/event-stream")
+
+
+class Switch:
+    """One socket for all tests; each test has its own stub behind it."""
+
+    def __init__(self) -> None:
+        self.stub = Stub()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.stub.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Switch, str]]:
+    switch = Switch()
+    server = uvicorn.Server(uvicorn.Config(switch, port=0, log_level="critical", lifespan="off", ws="none"))
+    ready = threading.Event()
+    startup = server.startup
+
+    async def startup_and_tell(sockets: Any = None) -> None:
+        await startup(sockets)
+        ready.set()
+
+    server.startup = startup_and_tell  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert ready.wait(10)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield switch, f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def url(served: tuple[Switch, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    monkeypatch.chdir(tmp_path)
+    for name in ("INTERLOCK_DATA_DIR", "INTERLOCK_API_KEY", "INTERLOCK_TOOLS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("INTERLOCK_URL", served[1])
+    return served[1]
+
+
+@pytest.fixture
+def stub(served: tuple[Switch, str], url: str) -> Stub:
+    served[0].stub = Stub()
+    return served[0].stub
+
+
+def run(*args: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(app, args, input=input, prog_name="interlock")
+
+
+def refused(result: Result, *, code: int = 1) -> str:
+    """The one line of an error."""
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, len(lines)) == (code, 1), result.output
+    return lines[0]
+
+
+# ---------------------------------------------------------------- help
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, TyperGroup):
+        for name, inner in command.commands.items():
+            yield from _commands(inner, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(_commands(get_command(app))), ids=lambda path: " ".join(path) or "interlock")
+def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    _, _, examples = result.stdout.rpartition("Example")
+    assert " ".join(("interlock", *path)) in examples
+
+
+def test_a_group_alone_prints_its_help() -> None:
+    result = run("run")
+    assert (result.exit_code, result.stderr) == (2, "") and "approve" in result.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"interlock {interlock.__version__}\n"
+
+
+def test_asking_for_help_does_not_load_the_engine() -> None:
+    heavy = "'fastapi', 'asyncpg', 'httpx2', 'pydantic_settings', 'interlock.main', 'interlock.definition', 'uvicorn'"
+    code = f"import sys, interlock.cli; print([m for m in ({heavy},) if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_path_only())
+    assert found.stdout == "[]\n"
+
+
+def _path_only() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(interlock.__file__).parent.parent)}
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_what_the_server_refuses_is_one_line(stub: Stub) -> None:
+    assert refused(run("run", "show", "nope")) == "interlock: Not found: no such thing"
+
+
+def test_a_detail_of_many_lines_is_still_one(stub: Stub) -> None:
+    stub.on("POST /api/runs", problem(422, "INVALID_REQUEST", "Not valid", "first\nsecond\x1b[2J"))
+    assert refused(run("run", "start", "refund")) == "interlock: Not valid: first second\\x1b[2J"
+
+
+def test_a_missing_key_says_how_to_give_one(stub: Stub) -> None:
+    stub.on("GET /api/runs", problem(401, "UNAUTHORIZED", "Not signed in", "no key"))
+    assert refused(run("run", "list")).endswith("no key (give --key or set INTERLOCK_API_KEY)")
+
+
+def test_nobody_there_says_how_to_start_one(url: str) -> None:
+    line = refused(run("--url", "http://127.0.0.1:1", "run", "list"))
+    assert line == "interlock: no Interlock at http://127.0.0.1:1; start one with `interlock up`"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "show"], "Missing argument 'RUN' (see interlock run show --help)"),
+        (["run", "lst"], "No such command 'lst'. Did you mean 'list'? (see interlock run --help)"),
+        (["run", "list", "--status", "done"], "'done'"),
+        (["key", "create", "ci", "--role", "king"], "'king'"),
+        (["run", "start", "refund", "--param", "amount"], "expected name=value, not 'amount'"),
+        (["run", "start", "refund", "--input", "{"], "not JSON"),
+        (["run", "start", "refund", "--input", "[1]"], 'expected an object like {"amount": 120}'),
+        (["run", "start", "refund", "--deadline", "soon"], "'soon' is not a duration"),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line(stub: Stub, args: list[str], says: str) -> None:
+    assert says in refused(run(*args), code=2)
+    assert not stub.asked
+
+
+def test_a_missing_file_is_one_line(stub: Stub) -> None:
+    assert refused(run("workflow", "apply", "none.yaml")) == "interlock: none.yaml: No such file or directory"
+    assert (
+        refused(run("run", "start", "x", "--input", "@none.json")) == "interlock: none.json: No such file or directory"
+    )
+
+
+def test_a_setting_that_cannot_be_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_PORT", "http")
+    assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: Input should be a valid integer")
+
+
+def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlock.cli.runs.connect", lambda ctx: {}["a"])
+    assert refused(run("run", "list")) == "interlock: unexpected KeyError: 'a' (INTERLOCK_TRACEBACK=1 shows where)"
+
+
+def test_ctrl_c_is_quiet(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(ctx: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("interlock.cli.runs.connect", interrupted)
+    result = run("run", "list")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+# ---------------------------------------------------------------- which server, and as whom
+
+
+def sent_key(stub: Stub) -> str | None:
+    return stub.asked[-1][3].get("authorization")
+
+
+def test_the_server_on_this_machine_is_found(stub: Stub, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INTERLOCK_URL")
+    Path(".interlock").mkdir()
+    Path(".interlock/url").write_text(f"{url}\n")
+    Path(".interlock/admin.key").write_text("il_local\n")
+    stub.on("GET /api/runs", {"items": [], "next_cursor": None})
+    assert run("run", "list").stdout == "none\n"
+    assert sent_key(stub) == "Bearer il_local"
+
+
+def test_a_given_key_goes_before_the_local_one(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    (tmp_path / "admin.key").write_text("il_local")
+    stub.on("GET /api/runs", {"items": []})
+    run("run", "list")
+    assert sent_key(stub) == "Bearer il_local"
+    run("--key", "il_given", "run", "list")
+    assert sent_key(stub) == "Bearer il_given"
+
+
+def test_the_local_admin_key_does_not_travel(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[Any] = []
+    (tmp_path / "admin.key").write_text("il_local")
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("interlock.client.Client", lambda url, key: keys.append(key))
+    run("--url", "https://elsewhere.example", "run", "list")
+    assert keys == [None]
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_start_makes_its_input_of_file_and_params(stub: Stub) -> None:
+    Path("in.json").write_text('{"charge": "ch_1", "amount": 1}')
+    stub.on("POST /api/runs", a_run())
+    result = run(
+        *("run", "start", "refund", "--input", "@in.json", "--param", "amount=120", "--param", "note=to Ann"),
+        *("--version", "3", "--deadline", "1h30m", "--idempotency-key", "k1", "--json"),
+    )
+    assert json.loads(result.stdout)["id"] == "run-1"
+    assert stub.body("POST /api/runs") == {
+        "workflow": "refund",
+        "version": 3,
+        "input": {"charge": "ch_1", "amount": 120, "note": "to Ann"},
+        "trigger": {"source": "cli"},
+        "deadline_seconds": 5400,
+    }
+    assert stub.asked[0][3]["idempotency-key"] == "k1"
+
+
+def test_start_and_wait_asks_until_the_run_ended(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlock.cli.runs._POLL_SECONDS", 0)
+    stub.on("POST /api/runs", a_run()).on("GET /api/runs/run-1", a_run(), a_run(status="succeeded", reason="completed"))
+    result = run("run", "start", "refund", "--wait")
+    assert result.exit_code == 0 and "completed" in result.stdout
+    assert [call for call, *_ in stub.asked] == ["POST /api/runs", "GET /api/runs/run-1", "GET /api/runs/run-1"]
+    assert stub.query("POST /api/runs") == {"wait": "30.0"}
+
+
+def test_waiting_ends_when_a_person_is_needed(stub: Stub) -> None:
+    stub.on("POST /api/runs", a_run(status="waiting_approval"))
+    assert run("run", "start", "refund", "--wait").exit_code == 0
+
+
+def test_a_failed_run_fails_the_command_that_waited(stub: Stub) -> None:
+    failed = a_run(status="failed", reason="terminal_error", error={"type": "Terminal", "message": "card\nexpired"})
+    stub.on("POST /api/runs", failed)
+    line = refused(run("run", "start", "refund", "--wait"))
+    assert line == "interlock: run run-1 failed: terminal_error: card expired"
+
+
+def test_list_is_a_table_for_people_and_the_page_for_programs(stub: Stub) -> None:
+    page = {"items": [a_run("01990000-0000-7000-8000-000000000001", "waiting_approval")], "next_cursor": "abc"}
+    stub.on("GET /api/runs", page)
+    result = run("run", "list", "--status", "waiting_approval", "--workflow", "refund", "--limit", "1")
+    head, row, more = result.stdout.splitlines()
+    assert head.split() == ["ID", "WORKFLOW", "STATUS", "REASON", "CREATED", "TOOK"]
+    assert row.split()[:3] == ["01990000-0000-7000-8000-000000000001", "refund@3", "waiting_approval"]
+    assert more == "more: --cursor abc"
+    assert stub.query("GET /api/runs") == {"status": "waiting_approval", "workflow": "refund", "limit": "1"}
+    assert json.loads(run("run", "list", "--json").stdout)["next_cursor"] == "abc"
+
+
+def test_show_says_when_a_step_is_tried_again(stub: Stub) -> None:
+    again = NOW + timedelta(seconds=30)
+    steps = [
+        a_step("lookup", started_at=NOW.isoformat(), completed_at=(NOW + timedelta(seconds=2)).isoformat()),
+        a_step("refund", "pending", attempt=2, next_run_at=again.isoformat(), last_error={"message": "503 from shop"}),
+        a_step("tell", "pending", attempt=0),
+    ]
+    stub.on("GET /api/runs/run-1", a_run(steps=steps))
+    lookup, refund, tell = run("run", "show", "run-1").stdout.splitlines()[-3:]
+    assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "2.0s"]
+    assert refund.split()[:4] == ["refund", "shop.refund", "retrying", "2/4"]
+    assert refund.endswith(f"retrying at {show.clock(again)}: 503 from shop")
+    assert tell.split() == ["tell", "shop.tell", "pending"]
+
+
+def test_watch_without_a_terminal_prints_a_line_per_event(stub: Stub) -> None:
+    stub.on("GET /api/runs/run-1", a_run(status="succeeded", reason="completed"))
+    moved = an_event(2, step_key="lookup", from_state="running", to_state="succeeded", attempt=1)
+    stub.on("GET /api/runs/run-1/events", sse(an_event(1, to_state="pending"), moved))
+    result = run("run", "watch", "run-1")
+    first, second = result.stdout.splitlines()[:2]
+    assert (result.exit_code, first.split()) == (0, ["1", show.clock(NOW), "step_transition", "pending"])
+    assert second.endswith("lookup: running → succeeded  attempt=1")
+
+
+def test_watching_a_run_that_fails_fails(stub: Stub) -> None:
+    stub.on("GET /api/runs/run-1", a_run(status="failed", reason="rejected"))
+    stub.on("GET /api/runs/run-1/events", sse(an_event(1)))
+    result = run("run", "watch", "run-1", "--json")
+    assert refused(result) == "interlock: run run-1 failed: rejected"
+    assert [json.loads(line)["seq"] for line in result.stdout.splitlines()] == [1]
+
+
+def test_events_are_read_to_the_last_page(stub: Stub) -> None:
+    first = {"items": [an_event(1), an_event(2)], "next_cursor": "2"}
+    stub.on("GET /api/runs/run-1/events", first, {"items": [an_event(3)], "next_cursor": None})
+    found = json.loads(run("run", "events", "run-1", "--json").stdout)
+    assert [event["seq"] for event in found["items"]] == [1, 2, 3]
+    assert [query["after"] for _, query, *_ in stub.asked] == ["0", "2"]
+
+
+@pytest.mark.parametrize(("verb", "body"), [("approve", {"reason": "ok"}), ("cancel", {"reason": "ok"})])
+def test_decisions_carry_their_reason(stub: Stub, verb: str, body: dict[str, str]) -> None:
+    stub.on(f"POST /api/runs/run-1/{verb}", a_run())
+    assert run("run", verb, "run-1", "--reason", "ok").exit_code == 0
+    assert stub.body(f"POST /api/runs/run-1/{verb}") == body
+
+
+def test_retry_shows_the_new_run(stub: Stub) -> None:
+    stub.on("POST /api/runs/run-1/retry", a_run("run-2", resumed_from="run-1"))
+    assert json.loads(run("run", "retry", "run-1", "--json").stdout)["resumed_from"] == "run-1"
+
+
+def test_reject_touches_only_the_runs_own_approvals(stub: Stub) -> None:
+    stub.on("GET /api/approvals", {"items": [an_approval("ap-9", "run-9"), an_approval()], "next_cursor": None})
+    stub.on("POST /api/approvals/ap-1/reject", an_approval(status="rejected"))
+    stub.on("GET /api/runs/run-1", a_run(status="failed", reason="rejected"))
+    assert run("run", "reject", "run-1", "--reason", "no").exit_code == 0
+    assert [call for call, *_ in stub.asked if call.startswith("POST")] == ["POST /api/approvals/ap-1/reject"]
+    assert stub.query("GET /api/approvals") == {"status": "requested", "run_id": "run-1"}
+    assert stub.body("POST /api/approvals/ap-1/reject") == {"reason": "no", "digest": "sha256:ab"}
+
+
+def test_rejecting_a_run_that_waits_for_nobody_is_an_error(stub: Stub) -> None:
+    stub.on("GET /api/approvals", {"items": []}).on("GET /api/runs/run-1", a_run(status="succeeded"))
+    assert refused(run("run", "reject", "run-1")) == "interlock: run run-1 waits for nobody; it is succeeded"
+
+
+# ---------------------------------------------------------------- approvals
+
+
+def test_approvals_that_wait_are_listed(stub: Stub) -> None:
+    stub.on("GET /api/approvals", {"items": [an_approval()], "next_cursor": None})
+    row = run("approval", "list").stdout.splitlines()[1]
+    assert row.split() == ["ap-1", "requested", "high", "review", "Refund", "120", "0/2", "run-1"]
+    assert stub.query("GET /api/approvals")["status"] == "requested"
+
+
+def test_an_action_cannot_paint_over_what_the_approver_sees(stub: Stub) -> None:
+    action = {"tool": "shop.refund", "fields": {"note": "\x1b[2Kharmless \u202e[red]"}, "digest": "sha256:ab"}
+    stub.on("GET /api/approvals/ap-1", an_approval(action=action))
+    out = run("approval", "show", "ap-1").stdout
+    assert "\\x1b[2Kharmless \\u202e[red]" in out
+    assert "\x1b" not in out and "\u202e" not in out
+
+
+def test_an_approval_is_decided_for_the_digest_given(stub: Stub) -> None:
+    vote = {"by": "key:ann", "decision": "approved", "at": NOW.isoformat(), "reason": "checked"}
+    stub.on("POST /api/approvals/ap-1/approve", an_approval(votes=[vote]))
+    result = run("approval", "approve", "ap-1", "--reason", "checked", "--digest", "sha256:ab")
+    assert "key:ann: approved  checked" in result.stdout
+    assert stub.body("POST /api/approvals/ap-1/approve") == {"reason": "checked", "digest": "sha256:ab"}
+
+
+# ---------------------------------------------------------------- workflows
+
+GOOD = "name: refund\nsteps:\n  - id: lookup\n    tool: shop.lookup\n  - id: review\n    approval: {tier: high}\n"
+
+
+def test_validate_needs_no_server_and_sums_up(url: str) -> None:
+    Path("good.yaml").write_text(GOOD)
+    result = run("workflow", "validate", "good.yaml")
+    assert result.stdout == "good.yaml: refund is valid: 2 steps: lookup (shop.lookup) → review (approval)\n"
+    assert result.exit_code == 0
+
+
+def test_validate_names_every_mistake_with_its_line(url: str) -> None:
+    result = run("workflow", "validate", "-", input="name: refund\nsteps:\n  - id: lookup\n    tol: shop.lookup\n")
+    assert refused(result).startswith("interlock: ")
+    assert any(line.startswith("-:4: steps[0]") for line in result.stdout.splitlines()), result.stdout
+    found = json.loads(run("workflow", "validate", "-", "--json", input="steps: []").stdout)
+    assert found["ok"] is False and found["faults"][0]["file"] == "-"
+
+
+def test_apply_names_the_servers_faults_with_the_local_file(stub: Stub) -> None:
+    Path("bad.yaml").write_text("name: x")
+    fault = {"file": "workflow", "line": 1, "path": "steps", "message": "is missing"}
+    stub.on("POST /api/workflows", problem(422, "DEFINITION_INVALID", "Not valid", "…", errors=[fault]))
+    result = run("workflow", "apply", "bad.yaml")
+    assert result.stdout == "bad.yaml:1: steps: is missing\n"
+    assert refused(result) == "interlock: 1 mistake in bad.yaml"
+
+
+def test_apply_prints_what_was_published(stub: Stub) -> None:
+    Path("good.yaml").write_text(GOOD)
+    stub.on(
+        "POST /api/workflows", {"name": "refund", "version": 3, "digest": "sha256:1", "created_at": NOW.isoformat()}
+    )
+    assert run("workflow", "apply", "good.yaml").stdout.splitlines()[1].split()[:2] == ["refund", "3"]
+    assert stub.asked[0][2].decode() == GOOD
+
+
+def test_a_published_workflow_is_shown_as_yaml(stub: Stub) -> None:
+    source = {"name": "refund", "steps": [{"id": "lookup", "tool": "shop.lookup"}]}
+    shown = {"name": "refund", "version": 2, "digest": "d", "created_at": NOW.isoformat(), "source": source}
+    stub.on("GET /api/workflows/refund", shown)
+    assert "steps:\n- id: lookup\n" in run("workflow", "show", "refund", "--version", "2").stdout
+    assert stub.query("GET /api/workflows/refund") == {"version": "2"}
+
+
+# ---------------------------------------------------------------- keys and tenants
+
+
+def test_a_new_key_is_shown(stub: Stub) -> None:
+    key = {"id": "k-1", "name": "ci", "role": "operator", "created_at": NOW.isoformat(), "key": "il_secret"}
+    stub.on("POST /api/keys", key)
+    assert "il_secret" in run("key", "create", "ci", "--role", "operator").stdout
+    assert stub.body("POST /api/keys") == {"name": "ci", "role": "operator"}
+
+
+def test_a_revoked_key_is_confirmed(stub: Stub) -> None:
+    stub.on("DELETE /api/keys/k-1", Response(status_code=204))
+    assert run("key", "revoke", "k-1").stdout == "revoked k-1\n"
+
+
+def test_a_new_tenant_comes_with_its_admin_key(stub: Stub) -> None:
+    stub.on("POST /api/tenants", {"id": "t-1", "name": "acme", "created_at": NOW.isoformat(), "key": "il_admin"})
+    assert "il_admin" in run("tenant", "create", "acme", "--max-concurrency", "20").stdout
+    assert stub.body("POST /api/tenants") == {"name": "acme", "max_concurrency": 20, "weight": 1.0}
+
+
+def test_a_name_that_cannot_be_is_not_sent(stub: Stub) -> None:
+    assert "name: String should match pattern" in refused(run("tenant", "create", "ACME"))
+    assert not stub.asked
+
+
+# ---------------------------------------------------------------- serving
+
+
+@pytest.fixture
+def fake_main(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    fake = ModuleType("interlock.main")
+    monkeypatch.setitem(sys.modules, "interlock.main", fake)
+    monkeypatch.setattr(interlock, "main", fake, raising=False)
+    return fake
+
+
+def test_up_hands_its_flags_on_and_its_exit_code_back(fake_main: Any) -> None:
+    seen: list[Any] = []
+    fake_main.up = lambda settings, workers, concurrency: seen.append((settings, workers, concurrency)) or 7
+    assert run("up", "--workers", "0", "--concurrency", "9", "--host", "::", "--port", "1").exit_code == 7
+    ((settings, workers, concurrency),) = seen
+    assert (settings.host, settings.port, workers, concurrency) == ("::", 1, 0, 9)
+
+
+def test_db_commands_print_what_main_answers(fake_main: Any) -> None:
+    fake_main.migrate = lambda settings: ["0001_foundation"]
+    assert run("db", "migrate").stdout == "applied 0001_foundation\n"
+    status = {"server_version": "18.4", "embedded": True, "url": "postgresql:///x", "applied": ["0001"], "pending": []}
+    fake_main.database_status = lambda settings: {**status, "size_bytes": 9_000_000, "runs": 3}
+    assert json.loads(run("db", "status", "--json").stdout)["runs"] == 3
+    assert "postgresql:///x (embedded)" in run("db", "status").stdout
+
+
+def test_tools_are_those_that_the_setting_names(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from interlock import tool\n\n@tool('cli_test.ping', writes=True)\ndef ping(): 'Say hello.'\n"
+    (tmp_path / "cli_tools.py").write_text(source)
+    monkeypatch.setenv("INTERLOCK_TOOLS", str(tmp_path / "cli_tools.py"))
+    found = {tool["name"]: tool for tool in json.loads(run("tools", "--json").stdout)["items"]}
+    assert found["cli_test.ping"]["writes"] is True
+    assert "cli_test.ping" in run("tools").stdout
+
+
+# ---------------------------------------------------------------- showing
+
+
+def test_every_state_of_every_machine_has_a_style() -> None:
+    for machine in MACHINES:
+        for state in machine.states:
+            assert show.style(state) in {"", "green", "red", "yellow", "cyan", "dim"}
+    assert [show.style(state) for state in RUN.states if state in RUN.terminal] == ["green", "red", "dim"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0ms"),
+        (0.24, "240ms"),
+        (3.14, "3.1s"),
+        (125, "2m05s"),
+        (3600 * 3 + 425, "3h07m"),
+        (86400 * 4 + 7200, "4d02h"),
+    ],
+)
+def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
+    assert show.span(seconds) == said
+
+
+def progress_of(*steps: dict[str, Any]) -> Progress:
+    return Progress(Run.model_validate(a_run(status="pending", steps=list(steps))))
+
+
+def move(progress: Progress, seq: int, **data: Any) -> None:
+    progress.apply(Event.model_validate(an_event(seq, **data)))
+
+
+def test_events_move_the_steps_on_the_screen() -> None:
+    progress = progress_of(a_step("lookup", "pending", attempt=0), a_step("refund", "pending", attempt=0))
+    move(progress, 1, to_state="running")
+    move(progress, 2, step_key="lookup", to_state="succeeded", attempt=1)
+    move(
+        progress,
+        3,
+        step_key="refund",
+        to_state="pending",
+        attempt=1,
+        error={"message": "503"},
+        next_run_at="2026-11-16T12:01:00Z",
+    )
+    move(progress, 4, step_key="surprise", to_state="running", attempt=1)
+    assert (progress.run.status, progress.settled) == (RunState.RUNNING, 1)
+    screen = io.StringIO()
+    Console(width=120, file=screen).print(progress.page())
+    text = screen.getvalue()
+    assert "1/3" in text and "503" in text and "surprise" in text
+
+
+def test_an_event_about_something_else_moves_nothing() -> None:
+    progress = progress_of(a_step("lookup", "pending", attempt=0))
+    move(progress, 1, by="key:ann", decision="approved")
+    assert progress.run.status is RunState.PENDING and progress.settled == 0
+
+
+def test_a_step_that_never_began_is_not_retrying() -> None:
+    assert not Step.model_validate(a_step("x", "pending", attempt=0)).retrying
+    assert Step.model_validate(a_step("x", "pending", attempt=1)).retrying
