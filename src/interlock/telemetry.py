@@ -1,11 +1,13 @@
 """What operators see: structured logs and Prometheus metrics, their labels taken from the lifecycles."""
 
 import logging
+import os
 import sys
+from functools import cache
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 log = structlog.stdlib.get_logger("interlock")
 
@@ -49,7 +51,7 @@ class Metrics:
         self.run_duration = Histogram(
             "interlock_run_duration_seconds", "From creation to end.", ["workflow", "status"], buckets=_SECONDS, registry=r
         )
-        self.run_active = Gauge("interlock_run_active", "Runs that have not ended.", ["status"], registry=r)
+        self.run_active = Gauge("interlock_run_active", "Runs that have not ended.", ["status"], registry=r, multiprocess_mode="mostrecent")
         self.step_duration = Histogram(
             "interlock_step_duration_seconds", "One attempt at a tool.", ["tool", "outcome"], buckets=_SECONDS, registry=r
         )
@@ -64,7 +66,25 @@ class Metrics:
         self.lane_drift = Counter(
             "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
         )
-        self.held = Gauge("interlock_worker_held_runs", "Runs this process holds.", registry=r)
+        self.held = Gauge("interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum")
+
+
+    @cache  # noqa: B019 — there is one Metrics, and as many labels as the tables have transitions
+    def transition(self, machine: str, source: str, target: str) -> Counter:
+        return self.transitions[machine].labels(source, target)
+
+    @cache  # noqa: B019
+    def step_took(self, tool: str | None, outcome: str) -> Histogram:
+        return self.step_duration.labels(tool, outcome)
 
 
 metrics = Metrics()
+
+
+def exposition() -> bytes:
+    """This process's metrics, or with PROMETHEUS_MULTIPROC_DIR those of every process that shares the directory."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return generate_latest(metrics.registry)
+    shared = CollectorRegistry()
+    multiprocess.MultiProcessCollector(shared)
+    return generate_latest(shared)

@@ -171,7 +171,7 @@ def observe(workflow: str, entries: list[Entry], row: Any) -> None:
     for e in entries:
         if e.from_state is None or e.to_state is None:
             continue
-        metrics.transitions["step" if e.step else "run"].labels(e.from_state, e.to_state).inc()
+        metrics.transition("step" if e.step else "run", e.from_state, e.to_state).inc()
     if row is not None and row["completed_at"] is not None:
         metrics.run_duration.labels(workflow, row["status"]).observe(row["duration_ms"] / 1000)
         log.info("run_completed", run_id=str(row["id"]), status=row["status"], reason=row["reason"], duration_ms=row["duration_ms"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -50,19 +51,14 @@ async def prepare(
     return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds)
 
 
-async def start(tx: Tx | Database, database: Database, plans: Plans, principal: Principal, new: NewRun) -> None:
-    """Accepted and durable when this returns. With no transaction of the caller's it is one statement."""
-    if _needs_a_worker_first(new.plan):
-        await start_many(tx, database, principal, [new])
-    elif isinstance(tx, Tx):
-        await _start_waiting(tx, database, principal, new)
-    else:
-        await database.command(lambda own: _start_waiting(own, database, principal, new))
+def starts_in_queue(plan: Plan) -> bool:
+    """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
+    return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
 
 
-async def start_many(tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun]) -> None:
-    """Many at once in one statement; each must begin with a tool."""
-    await tx.fetch(
+async def start_many(tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun]) -> datetime:
+    """Many at once in one statement; each must start in the queue. Accepted and durable when this returns."""
+    rows = await tx.fetch(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
@@ -70,13 +66,11 @@ async def start_many(tx: Tx | Database, database: Database, principal: Principal
     )  # fmt: skip
     for new in news:
         log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+    created_at: datetime = rows[0]["now"]
+    return created_at
 
 
-def _needs_a_worker_first(plan: Plan) -> bool:
-    return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
-
-
-async def _start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
+async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
     run = await _insert(tx, database, principal, new)
     return run.row if run.journal is None else await move_on(tx, database, run)

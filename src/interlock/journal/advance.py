@@ -60,6 +60,8 @@ class Stop:
 @dataclass(slots=True)
 class Next:
     start: list[StepFold] = field(default_factory=list)
+    # Begun according to the journal; whoever holds the run now has them in flight or has to begin them again.
+    resume: list[StepFold] = field(default_factory=list)
     ask: list[Ask] = field(default_factory=list)
     # None: steps are to be started or are in flight.
     then: Wait | Settle | Stop | None = None
@@ -170,9 +172,9 @@ def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
 
 
 def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
-    failed = next((fold for fold in journal.steps.values() if fold.status == StepState.FAILED), None)
     unsettled = list(journal.open_steps())
-    running = any(fold.status == StepState.RUNNING for fold in unsettled)
+    running = found.resume = [fold for fold in unsettled if fold.status == StepState.RUNNING]
+    failed = journal.failed
     if failed is not None:
         reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
         ending = Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})

@@ -4,7 +4,7 @@
 keeps it as unsaved until its writer has committed it. Replaying the same entries gives the same state, always.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -53,7 +53,7 @@ class StepFold:
 
 
 class Journal:
-    __slots__ = ("_first_open", "asked", "plan", "reason", "run_id", "scope", "seq", "status", "steps", "unsaved")
+    __slots__ = ("_first_open", "_in_order", "asked", "failed", "plan", "reason", "run_id", "scope", "seq", "status", "steps", "unsaved")
 
     def __init__(self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any]) -> None:
         self.run_id = run_id
@@ -61,11 +61,13 @@ class Journal:
         self.status = RUN.initial
         self.reason: RunReason | None = None
         self.asked = RunReason.CANCELED_BY_USER
+        self.failed: StepFold | None = None
         self.seq = 0
         self.steps = {step.key: StepFold(step) for step in plan.steps}
         self.scope = Scope(input, trigger, run)
         self.unsaved: list[Entry] = []
         self._first_open = 0
+        self._in_order = tuple(self.steps.values())
 
     # ------------------------------------------------------------ writing
 
@@ -194,6 +196,8 @@ class Journal:
             fold.cost_usd += data.get("cost_usd", 0.0)
             fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
         if fold.status in STEP.terminal:
+            if fold.status == StepState.FAILED and self.failed is None:
+                self.failed = fold
             fold.completed_at = entry.at
             fold.next_run_at = None
             fold.output = entry.output
@@ -201,15 +205,12 @@ class Journal:
 
     # ------------------------------------------------------------ reading
 
-    def open_steps(self) -> Iterable[StepFold]:
+    def open_steps(self) -> Iterator[StepFold]:
         """Steps that are not settled, in order, without walking over the settled beginning again and again."""
-        steps = self.plan.steps
-        while self._first_open < len(steps) and self.steps[steps[self._first_open].key].status in STEP.terminal:
+        folds, ended = self._in_order, STEP.terminal
+        while self._first_open < len(folds) and folds[self._first_open].status in ended:
             self._first_open += 1
-        for step in steps[self._first_open :]:
-            fold = self.steps[step.key]
-            if fold.status not in STEP.terminal:
-                yield fold
+        return (fold for fold in folds[self._first_open :] if fold.status not in ended)
 
     def result(self) -> str:
         """A run's result is the output of the last step that has one."""

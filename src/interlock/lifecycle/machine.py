@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Generic, Self, TypeVar
 
 from interlock.errors import InvalidTransition
@@ -50,15 +51,15 @@ class Machine(Generic[S, E]):
     def initial(self) -> S:
         return next(iter(self.table))
 
-    @property
+    @cached_property
     def states(self) -> tuple[S, ...]:
         return tuple(self.table)
 
-    @property
+    @cached_property
     def terminal(self) -> frozenset[S]:
         return frozenset(state for state, exits in self.table.items() if not exits)
 
-    @property
+    @cached_property
     def open(self) -> frozenset[S]:
         return frozenset(self.table) - self.terminal
 

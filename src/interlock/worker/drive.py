@@ -140,8 +140,9 @@ class Driver:
             return await self._leave(then)
         if self._must_yield():
             return await self.let_go(Leave(self.journal.status, queue=True))
-        resumed = [f for f in self.journal.open_steps() if f.status == StepState.RUNNING and not self._is_at(f)]
-        starting = following.start + resumed
+        starting = following.start
+        if following.resume:
+            starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
         if self.journal.unsaved:
             await self._save()
         if self.journal.plan.is_sequence and len(starting) == 1:
@@ -205,7 +206,7 @@ class Driver:
     def _settle(self, fold: StepFold, outcome: Outcome, began: float) -> None:
         duration_ms = elapsed_ms(began)
         self._slow.discard(fold.step.key)
-        metrics.step_duration.labels(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
+        metrics.step_took(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
         match outcome:
             case Done(output, context):
                 data: dict[str, object] = {"duration_ms": duration_ms}

@@ -11,7 +11,9 @@ from interlock.engine.outside import observe
 from interlock.store.pool import TRANSIENT, Database, connection_options
 from interlock.telemetry import log, metrics
 
-_MOST_WRITES = 256
+_MOST_WRITES = 128
+_LEAST_WRITES = 32
+_CONNECTIONS = 2
 
 
 class Unacceptable(Exception):
@@ -19,14 +21,16 @@ class Unacceptable(Exception):
 
 
 class Flusher:
-    """One connection and one statement at a time, so a run's writes stay in the order they were put in."""
+    """Two connections take turns: while one commits, the steps it does not hold go on and fill the other's batch.
+
+    A run waits for its write before it makes the next one, so its entries stay in order whichever carries them.
+    """
 
     def __init__(self, database: Database, me: Me) -> None:
         self._database = database
         self._me = me
         self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
         self._filled = asyncio.Event()
-        self._connection: Any = None
 
     def put(self, write: Write) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -35,28 +39,32 @@ class Flusher:
         return future
 
     async def run(self) -> None:
+        await asyncio.gather(*(self._commit_forever(_Connection(self._database)) for _ in range(_CONNECTIONS)))
+
+    async def _commit_forever(self, connection: "_Connection") -> None:
         try:
             while True:
                 await self._filled.wait()
                 # Let the steps that are about to finish get into this commit too.
                 await asyncio.sleep(0)
-                batch, self._waiting = self._waiting[:_MOST_WRITES], self._waiting[_MOST_WRITES:]
+                # Half of many: the other half is the other connection's, and the steps overlap with both commits.
+                size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
+                batch, self._waiting = self._waiting[:size], self._waiting[size:]
                 if not self._waiting:
                     self._filled.clear()
                 if batch:
-                    await self._flush(batch)
+                    await self._flush(connection, batch)
         finally:
-            if self._connection is not None:
-                self._connection.terminate()
+            connection.close()
 
-    async def _flush(self, batch: list[tuple[Write, "asyncio.Future[Answer]"]]) -> None:
+    async def _flush(self, connection: "_Connection", batch: "list[tuple[Write, asyncio.Future[Answer]]]") -> None:
         writes = [write for write, _ in batch]
         try:
-            answers = await self._append_whatever_happens(writes)
+            answers = await self._append_whatever_happens(connection, writes)
         except UNACCEPTABLE as error:
             if len(batch) > 1:
                 for one in batch:
-                    await self._flush([one])
+                    await self._flush(connection, [one])
                 return
             log.error("append_unacceptable", run_id=str(writes[0].lease.run_id), error=str(error))
             if not batch[0][1].done():
@@ -69,21 +77,36 @@ class Flusher:
             if not future.done():
                 future.set_result(answer)
 
-    async def _append_whatever_happens(self, writes: list[Write]) -> list[Answer]:
+    async def _append_whatever_happens(self, connection: "_Connection", writes: list[Write]) -> list[Answer]:
         """Survives a lost connection: first finds out whether the last try was committed."""
         delay, tried = 0.02, False
         while True:
             try:
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await asyncpg.connect(**connection_options(self._database))
-                if tried and (answers := await was_written(self._connection, self._me, writes)) is not None:
+                opened = await connection.open()
+                if tried and (answers := await was_written(opened, self._me, writes)) is not None:
                     return answers
                 tried = True
-                return await append(self._database, self._connection, self._me, writes)
+                return await append(self._database, opened, self._me, writes)
             except TRANSIENT as error:
                 log.warning("flush_retry", error=str(error) or type(error).__name__, writes=len(writes))
-                if self._connection is not None and not isinstance(error, asyncpg.DeadlockDetectedError):
-                    self._connection.terminate()
-                    self._connection = None
+                connection.close()
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
+
+
+class _Connection:
+    """A connection that is made when it is needed and made again when it broke."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opened: Any = None
+
+    async def open(self) -> Any:
+        if self._opened is None or self._opened.is_closed():
+            self._opened = await asyncpg.connect(**connection_options(self._database))
+        return self._opened
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.terminate()
+            self._opened = None

@@ -113,6 +113,7 @@ CREATE TABLE run (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX run_of_tenant ON run (tenant_id, id);
 CREATE INDEX run_by_status ON run (tenant_id, status, id);
+CREATE INDEX run_open ON run (status) WHERE completed_at IS NULL;
 CREATE INDEX run_leased ON run (lease_worker) WHERE lease_worker IS NOT NULL;
 CREATE INDEX run_wakes ON run (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX run_deadlines ON run (deadline_at) WHERE deadline_at IS NOT NULL AND completed_at IS NULL;

@@ -26,7 +26,8 @@ WITH asked AS (
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM started) AS lanes;
+SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text
+  FROM (SELECT DISTINCT tenant_id FROM asked) AS lanes;
 
 -- name: insert_run
 -- moves: run -create-> pending

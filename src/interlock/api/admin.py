@@ -1,0 +1,125 @@
+"""/api/workflows, /api/tenants, /api/keys, /api/workers, /api/tools"""
+
+from typing import Annotated
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.views import key_view, tenant_view, tool_view, worker_view, workflow_view
+from interlock.definition.workflow import parse
+from interlock.engine import tenants, workflows
+from interlock.engine.idempotency import Answer
+from interlock.errors import Forbidden, NotFound
+from interlock.governance.roles import Permission
+from interlock.store.pool import Tx
+from interlock.tools import registry
+from interlock.wire import Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Worker, Workflow
+
+router = APIRouter(prefix="/api")
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+_YAML = {"requestBody": {"required": True, "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}}}}
+
+
+@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=_YAML)
+async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
+    """Apply a workflow, as YAML or JSON. The same content again is the same version."""
+    who.require(Permission.DEFINE)
+    plan = parse(await request.body(), file=request.headers.get("x-file-name", "workflow"))
+
+    async def work(tx: Tx) -> Answer:
+        row, _ = await workflows.apply(tx, found.database, who, plan)
+        return Answer(201, orjson.dumps(workflow_view(row)))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/workflows", response_model=Page[Workflow], tags=["workflows"])
+async def list_workflows(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1)
+    return Json(page(rows, limit, workflow_view, key="name"))
+
+
+@router.get("/workflows/{name}", response_model=Workflow, tags=["workflows"])
+async def show_workflow(name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
+    who.require(Permission.READ)
+    row = await found.database.row("get_workflow", who.tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"no workflow {name}" + (f" version {version}" if version else ""), code="WORKFLOW_NOT_FOUND")
+    return Json(workflow_view(row, with_source=True))
+
+
+@router.post("/tenants", status_code=201, response_model=Tenant, tags=["tenants"])
+async def create_tenant(body: NewTenant, request: Request, found: Svc, who: Who) -> Response:
+    """A tenant with its first admin key, which is shown this once. Only for admins of the default tenant."""
+    _require_operator_of_all(who)
+
+    async def work(tx: Tx) -> Answer:
+        row = await tenants.create_tenant(
+            tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight
+        )
+        _, key = await tenants.add_key(tx, found.database, row["id"], "admin", Role.ADMIN)
+        return Answer(201, orjson.dumps({**tenant_view(row), "key": key}))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/tenants", response_model=Page[Tenant], tags=["tenants"])
+async def list_tenants(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    _require_operator_of_all(who)
+    return Json(page(await tenants.tenants(found.database, uuid_cursor(cursor), limit + 1), limit, tenant_view))
+
+
+@router.post("/keys", status_code=201, response_model=Key, tags=["keys"])
+async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Response:
+    """A key of this tenant; its secret is shown this once."""
+    who.require(Permission.ADMINISTER)
+
+    async def work(tx: Tx) -> Answer:
+        row, key = await tenants.add_key(
+            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=body.workspace_id or who.workspace_id
+        )
+        return Answer(201, orjson.dumps({**key_view(row), "key": key}))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/keys", response_model=Page[Key], tags=["keys"])
+async def list_keys(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    who.require(Permission.ADMINISTER)
+    return Json(page(await tenants.keys(found.database, who, uuid_cursor(cursor), limit + 1), limit, key_view))
+
+
+@router.delete("/keys/{key_id}", response_model=Key, tags=["keys"])
+async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+    who.require(Permission.ADMINISTER)
+
+    async def work(tx: Tx) -> Answer:
+        return Answer(200, orjson.dumps(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/workers", response_model=Page[Worker], tags=["workers"])
+async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
+    """Those that are there, and those that left within the last hour; with `all`, every one ever."""
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_workers", found.database.clock(), all)
+    return Json(page(rows, len(rows), worker_view))
+
+
+@router.get("/tools", response_model=Page[Tool], tags=["tools"])
+async def list_tools(who: Who) -> Response:
+    """The tools that this server loaded; workers load the same INTERLOCK_TOOLS."""
+    who.require(Permission.READ)
+    return Json({"items": [tool_view(tool) for tool in registry.all()], "next_cursor": None})
+
+
+def _require_operator_of_all(who: Who) -> None:
+    who.require(Permission.ADMINISTER)
+    if who.tenant != tenants.DEFAULT_TENANT:
+        raise Forbidden(f"tenants are managed by admins of tenant {tenants.DEFAULT_TENANT}")

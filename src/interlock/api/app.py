@@ -1,0 +1,143 @@
+"""The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
+
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from interlock import __version__
+from interlock.api import admin, approvals, runs
+from interlock.api.services import Json, Services, problem_body
+from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
+from interlock.lifecycle import RUN
+from interlock.store.pool import TRANSIENT
+from interlock.telemetry import exposition, log, metrics
+
+
+def create_app(services: Services) -> FastAPI:
+    app = FastAPI(
+        title="Interlock", version=__version__, openapi_url="/api/openapi.json", docs_url="/api/docs", redoc_url=None,
+        description="Durable automations and agents that ask before they act.",
+    )  # fmt: skip
+    app.state.services = services
+    for module in (runs, approvals, admin):
+        app.include_router(module.router)
+    app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_surprise)
+    app.add_api_route("/healthz", healthz, include_in_schema=False)
+    app.add_api_route("/readyz", readyz, include_in_schema=False)
+    app.add_api_route("/metrics", show_metrics, include_in_schema=False)
+    return app
+
+
+# ---------------------------------------------------------------- health and metrics
+
+
+async def healthz() -> Response:
+    """The process is alive."""
+    return Json({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """It can do its work: the database answers."""
+    services: Services = request.app.state.services
+    try:
+        await services.database.value("work_is_waiting", patience=0.5)
+    except Unavailable as error:
+        return problem_response(error)
+    return Json({"status": "ready"})
+
+
+async def show_metrics(request: Request) -> Response:
+    services: Services = request.app.state.services
+    counted = dict.fromkeys(RUN.open, 0)
+    try:
+        counted |= {row["status"]: row["count"] for row in await services.database.fetch("count_runs_by_status", patience=0.5)}
+        for status, count in counted.items():
+            metrics.run_active.labels(status).set(count)
+    except Unavailable:
+        pass  # metrics are wanted most of all when the database is away
+    return Response(exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def problem_response(problem: Problem) -> Response:
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(problem.status)
+    body = orjson.dumps(problem_body(problem), default=str)
+    return Response(body, problem.status, headers=headers, media_type="application/problem+json")
+
+
+async def _on_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return problem_response(error)
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [{"path": ".".join(str(part) for part in fault["loc"]), "message": fault["msg"]} for fault in error.errors()]
+    detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
+    return problem_response(Invalid(detail, errors=faults))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem_response(NotFound(f"there is nothing at {request.url.path}"))
+    problem = Problem(str(error.detail), code=f"HTTP_{error.status_code}")
+    body = problem_body(problem) | {"status": error.status_code, "title": str(error.detail)}
+    return Response(
+        orjson.dumps(body), error.status_code, headers=dict(error.headers or {}), media_type="application/problem+json"
+    )
+
+
+async def _on_surprise(request: Request, error: Exception) -> Response:
+    if isinstance(error, TRANSIENT):
+        return problem_response(Unavailable("the database did not answer; try again"))
+    log.error("request_failed", path=request.url.path, exc_info=error)
+    return problem_response(Problem("this is a bug; the server's log has the details"))
+
+
+# ---------------------------------------------------------------- limits
+
+
+class BodyLimit:
+    """Refuses a body as soon as it is known to be too large, whether its length was announced or not."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
+        if announced.isdigit() and int(announced) > self._most:
+            await problem_response(self._problem())(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most:
+                raise self._problem()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _problem(self) -> TooLarge:
+        return TooLarge(f"a request may have {self._most:,} bytes (INTERLOCK_MAX_BODY_BYTES)")
+
+

@@ -1,0 +1,65 @@
+"""/api/approvals"""
+
+from typing import Annotated
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from interlock.api.services import Json, Principal, Services, Svc, Who, change, page, uuid_cursor
+from interlock.api.views import approval_view
+from interlock.engine import approvals
+from interlock.engine.idempotency import Answer
+from interlock.governance.roles import Permission
+from interlock.lifecycle import ApprovalState
+from interlock.store.pool import Tx
+from interlock.wire import Approval, Decide, Page
+
+router = APIRouter(prefix="/api/approvals", tags=["approvals"])
+
+
+@router.get("", response_model=Page[Approval])
+async def list_approvals(
+    found: Svc, who: Who, status: ApprovalState | None = None, run_id: UUID | None = None, cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> Response:  # fmt: skip
+    """Newest first."""
+    who.require(Permission.READ)
+    rows = await approvals.listed(
+        found.database, who, status=status, run_id=run_id, cursor=uuid_cursor(cursor), limit=limit + 1
+    )
+    votes = await found.database.fetch("votes_on", [row["id"] for row in rows])
+    return Json(page(rows, limit, lambda row: approval_view(row, votes)))
+
+
+@router.get("/{approval_id}", response_model=Approval)
+async def show(approval_id: UUID, found: Svc, who: Who) -> Response:
+    who.require(Permission.READ)
+    row = await approvals.get(found.database, who, approval_id)
+    return Json(approval_view(row, await found.database.fetch("votes_on", [approval_id])))
+
+
+@router.post("/{approval_id}/approve", response_model=Approval)
+async def approve(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
+    return await _decide(approval_id, request, found, who, body or Decide(), approves=True)
+
+
+@router.post("/{approval_id}/reject", response_model=Approval)
+async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
+    return await _decide(approval_id, request, found, who, body or Decide(), approves=False)
+
+
+async def _decide(
+    approval_id: UUID, request: Request, found: Services, who: Principal, body: Decide, *, approves: bool
+) -> Response:
+    who.require(Permission.APPROVE)
+
+    async def work(tx: Tx) -> Answer:
+        row = await approvals.decide(
+            tx, found.database, found.plans, who, approval_id, approves=approves, reason=body.reason, digest=body.digest
+        )
+        view = approval_view(row, await tx.fetch("votes_on", [approval_id]))
+        return Answer(200, orjson.dumps(view), row["run_id"])
+
+    return await change(found, who, request, work)

@@ -1,0 +1,45 @@
+"""Following runs: one listening connection wakes whoever waits for a run's next entry."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from interlock.store.notify import RUN, Listener
+from interlock.store.pool import Database
+
+
+class Follower:
+    def __init__(self, database: Database) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._listener = Listener(database, {RUN: self._on_run})
+        self.closing = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        self.close()
+        await self._listener.stop()
+
+    def close(self) -> None:
+        """Streams end, so that a server can shut down while people are watching; their clients come back."""
+        self.closing.set()
+        self._on_run("")
+
+    @contextmanager
+    def watching(self, run_id: object) -> Iterator[asyncio.Event]:
+        """An event that is set when the run has something new. Readers pull; a slow one holds up nobody."""
+        event, key = asyncio.Event(), str(run_id)
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._waiting[key].discard(event)
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    def _on_run(self, run_id: str) -> None:
+        groups = [self._waiting.get(run_id, set())] if run_id else list(self._waiting.values())
+        for group in groups:
+            for event in group:
+                event.set()

@@ -1,0 +1,219 @@
+"""/api/runs"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse
+
+from interlock.api.services import Json, Principal, Services, Svc, Who, change, encode_cursor, page, uuid_cursor
+from interlock.api.views import event_view, new_run_view, run_view
+from interlock.engine import approvals, runs
+from interlock.engine.idempotency import Answer
+from interlock.engine.outside import read_journal
+from interlock.governance.roles import Permission
+from interlock.ids import uuid7
+from interlock.lifecycle import RUN, RunState
+from interlock.store.pool import Row, Tx
+from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
+
+router = APIRouter(prefix="/api/runs", tags=["runs"])
+
+Wait = Annotated[float | None, Query(ge=0, le=60, description="Answer when the run ended or waits for a person.")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+# How long a run announces its entries after somebody last said that they follow it.
+_WATCH_SECONDS = 90.0
+_HEARTBEAT_SECONDS = 15.0
+
+
+@router.post("", status_code=201, response_model=Run)
+async def start(body: StartRun, request: Request, found: Svc, who: Who, wait: Wait = None) -> Response:
+    """Start a run of the newest version of a workflow, or of the one that is asked for."""
+    who.require(Permission.START)
+    new = await runs.prepare(
+        found.plans, who, body.workflow, version=body.version, input=body.input,
+        trigger=body.trigger.model_dump() if body.trigger else None, deadline_seconds=body.deadline_seconds,
+        watch_seconds=wait + 5 if wait else None,
+    )  # fmt: skip
+
+    async def work(tx: Tx) -> Answer:
+        if runs.starts_in_queue(new.plan):
+            created_at = await runs.start_many(tx, found.database, who, [new])
+            view = new_run_view(new, who, created_at)
+        else:
+            row = await runs.start_waiting(tx, found.database, who, new)
+            view = run_view(row, await read_journal(tx, found.plans, row))
+        return Answer(201, orjson.dumps(view), new.id)
+
+    with found.follower.watching(new.id) as news:
+        response = await change(found, who, request, work)
+        if wait and response.status_code == 201 and "idempotency-replayed" not in response.headers:
+            row = await _until_settled(found, who, new.id, wait, news)
+            return await _run(found, row, 201)
+    return response
+
+
+@router.get("", response_model=Page[Run])
+async def list_runs(
+    found: Svc, who: Who, status: RunState | None = None, workflow: str | None = None, session_id: UUID | None = None,
+    job_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
+) -> Response:  # fmt: skip
+    """Newest first, without their steps."""
+    who.require(Permission.READ)
+    rows = await found.database.fetch(
+        "list_runs", who.tenant_id, uuid_cursor(cursor), status, workflow, session_id, job_id, limit + 1,
+        who.workspace_id,
+    )  # fmt: skip
+    return Json(page(rows, limit, run_view))
+
+
+@router.get("/{run_id}", response_model=Run)
+async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Response:
+    who.require(Permission.READ)
+    row = await runs.get(found.database, who, run_id)
+    if wait and not _is_settled(row):
+        await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
+        with found.follower.watching(run_id) as news:
+            row = await _until_settled(found, who, run_id, wait, news)
+    return await _run(found, row)
+
+
+@router.post("/{run_id}/approve", response_model=Run)
+async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
+    """Approve what the run waits for. If it waits for nothing, nothing changes."""
+    who.require(Permission.APPROVE)
+    reason = body.reason if body else None
+
+    async def work(tx: Tx) -> Answer:
+        await approvals.approve_run(tx, found.database, found.plans, who, run_id, reason)
+        return await _answer(tx, found, await runs.get(tx, who, run_id))
+
+    return await change(found, who, request, work)
+
+
+@router.post("/{run_id}/cancel", response_model=Run)
+async def cancel(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
+    return await _stop(run_id, request, found, who, body, interrupt=False)
+
+
+@router.post("/{run_id}/interrupt", response_model=Run)
+async def interrupt(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
+    return await _stop(run_id, request, found, who, body, interrupt=True)
+
+
+async def _stop(
+    run_id: UUID, request: Request, found: Services, who: Principal, body: Stop | None, *, interrupt: bool
+) -> Response:
+    who.require(Permission.STOP)
+    reason = body.reason if body else None
+
+    async def work(tx: Tx) -> Answer:
+        row = await runs.cancel(tx, found.database, found.plans, who, run_id, reason=reason, interrupt=interrupt)
+        return await _answer(tx, found, row)
+
+    return await change(found, who, request, work)
+
+
+@router.post("/{run_id}/retry", status_code=201, response_model=Run)
+async def retry(run_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+    """A new run that begins where a failed or canceled one had got to."""
+    who.require(Permission.START)
+    new_id = uuid7()
+
+    async def work(tx: Tx) -> Answer:
+        row = await runs.retry(tx, found.database, found.plans, who, run_id, new_id)
+        return await _answer(tx, found, row, 201)
+
+    return await change(found, who, request, work)
+
+
+@router.get("/{run_id}/events", response_model=Page[Event])
+async def events(
+    run_id: UUID, request: Request, found: Svc, who: Who, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 500
+) -> Response:
+    """The run's journal: a page of it, or with `Accept: text/event-stream` all of it as it happens."""
+    who.require(Permission.READ)
+    row = await runs.get(found.database, who, run_id)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        last = request.headers.get("last-event-id", "")
+        after = max(after, int(last)) if last.isdigit() else after
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return EventSourceResponse(_stream(found, row, after), headers=headers)
+    entries = await found.database.fetch("entries_after", run_id, after, limit + 1)
+    shown = [event_view(e, row["session_id"]) for e in entries[:limit]]
+    more = len(entries) > limit
+    return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if more else None})
+
+
+async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]:
+    """Pulled from the journal entry by entry; notifications only say when to look again."""
+    run_id, quiet, watched = row["id"], 0.0, float("-inf")
+    clock = asyncio.get_running_loop().time
+    patience = 0.25
+    yield b"retry: 1000\n\n"
+    with found.follower.watching(run_id) as news:
+        while not found.follower.closing.is_set():
+            if clock() - watched > _WATCH_SECONDS / 3:
+                await found.database.fetch("watch_run", found.database.clock(), run_id, _WATCH_SECONDS)
+                watched = clock()
+            news.clear()
+            entries = await found.database.fetch("entries_after", run_id, after, 500)
+            for entry in entries:
+                view = event_view(entry, row["session_id"])
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (entry["seq"], entry["type"].encode(), orjson.dumps(view))
+                after = entry["seq"]
+            if entries:
+                quiet, patience = 0.0, 0.25
+                if entries[-1]["type"] == "run_completed":
+                    break
+                continue
+            if await _has_ended(found, row, after):
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), patience)
+            quiet += patience
+            patience = min(patience * 2, 5.0)
+            if quiet >= _HEARTBEAT_SECONDS:
+                quiet = 0.0
+                yield b": still here\n\n"
+        else:
+            return
+    yield b"event: end\ndata: {}\n\n"
+
+
+async def _has_ended(found: Services, row: Row, after: int) -> bool:
+    """For a reader that was given everything before it came."""
+    now = await found.database.row("get_run", row["tenant_id"], row["id"])
+    return now is None or (now["completed_at"] is not None and after >= now["seq"])
+
+
+async def _until_settled(found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event) -> Row:
+    deadline = asyncio.get_running_loop().time() + wait
+    while True:
+        left = deadline - asyncio.get_running_loop().time()
+        if left > 0 and not found.follower.closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(left, 1.0))
+        news.clear()
+        row = await runs.get(found.database, who, run_id)
+        if _is_settled(row) or left <= 0 or found.follower.closing.is_set():
+            return row
+
+
+def _is_settled(row: Row) -> bool:
+    return RunState(row["status"]) in RUN.terminal or row["status"] == RunState.WAITING_APPROVAL
+
+
+async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answer:
+    view: dict[str, Any] = run_view(row, await read_journal(tx, found.plans, row))
+    return Answer(status, orjson.dumps(view), row["id"])
+
+
+async def _run(found: Services, row: Row, status: int = 200) -> Response:
+    return Json(run_view(row, await read_journal(found.database, found.plans, row)), status)

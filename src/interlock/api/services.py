@@ -1,0 +1,137 @@
+"""What every request needs: the database, who is asking, and the one way to change something."""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import Depends, Request
+from fastapi.responses import Response
+
+from interlock.api.follow import Follower
+from interlock.engine import idempotency, tenants
+from interlock.engine.idempotency import Answer
+from interlock.engine.principal import Principal
+from interlock.engine.workflows import Plans
+from interlock.errors import Invalid, Problem, Unauthorized
+from interlock.settings import Settings
+from interlock.store.pool import Database, Tx
+
+
+@dataclass(frozen=True)
+class Services:
+    database: Database
+    settings: Settings
+    plans: Plans
+    follower: Follower
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+async def principal(request: Request, found: Annotated[Services, Depends(services)]) -> Principal:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("send an API key: `Authorization: Bearer KEY`")
+    return await tenants.authenticate(found.database, key.strip())
+
+
+Svc = Annotated[Services, Depends(services)]
+Who = Annotated[Principal, Depends(principal)]
+
+_KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-request-id")
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else orjson.dumps(content)
+
+
+async def change(
+    found: Services, who: Principal, request: Request, work: Callable[[Tx], Awaitable[Answer]]
+) -> Response:
+    """Everything that changes state goes through here: once per idempotency key, if one is given."""
+    key, body = await _idempotency_key(request)
+    if key is None:
+        answer = await found.database.command(work)
+    else:
+        digest = idempotency.Request.hash_of(request.method, request.url.path, body)
+        asked = idempotency.Request(who.tenant_id, f"api:{who.key_id}:{key}", "api", digest)
+        answer = await idempotency.once(found.database, asked, work, problem_answer)
+    headers = {"Idempotency-Replayed": "true"} if answer.replayed else None
+    media_type = "application/problem+json" if answer.status >= 400 else "application/json"
+    return Response(answer.body, answer.status, headers=headers, media_type=media_type)
+
+
+async def _idempotency_key(request: Request) -> tuple[str | None, bytes]:
+    """The key, and what the request is compared by: its JSON, whatever its spacing or the order of its keys."""
+    body = await request.body()
+    given: str | None = next((request.headers[h] for h in _KEY_HEADERS if request.headers.get(h)), None)
+    try:
+        parsed = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        parsed = None
+    else:
+        if isinstance(parsed, dict):
+            named = parsed.pop("request_id", None)
+            given = given or (named if isinstance(named, str) else None)
+        body = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS)
+    if given is not None and len(given) > 255:
+        raise Invalid(f"an idempotency key may have 255 characters; this one has {len(given)}")
+    return given, body
+
+
+def problem_body(problem: Problem) -> dict[str, Any]:
+    return {
+        "type": f"urn:interlock:problem:{problem.code.lower()}",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "code": problem.code,
+        **problem.fields,
+    }
+
+
+def problem_answer(problem: Problem) -> Answer:
+    return Answer(problem.status, orjson.dumps(problem_body(problem), default=str))
+
+
+# ---------------------------------------------------------------- cursors
+
+
+def page(rows: list[Any], limit: int, view: Callable[[Any], dict[str, Any]], key: str = "id") -> dict[str, Any]:
+    """Rows were asked for with one more than the limit: that one says whether there is another page."""
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return {
+        "items": [view(row) for row in shown],
+        "next_cursor": encode_cursor(shown[-1][key]) if more and shown else None,
+    }
+
+
+def encode_cursor(value: UUID | str | int) -> str:
+    return base64.urlsafe_b64encode(str(value).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str | None) -> str | None:
+    if cursor is None:
+        return None
+    try:
+        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        raise Invalid("this cursor is not one of ours; leave it out to begin at the start") from None
+
+
+def uuid_cursor(cursor: str | None) -> UUID | None:
+    text = decode_cursor(cursor)
+    try:
+        return UUID(text) if text is not None else None
+    except ValueError:
+        raise Invalid("this cursor is not one of ours; leave it out to begin at the start") from None

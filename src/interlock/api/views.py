@@ -1,0 +1,133 @@
+"""Views: rows and folds as the wire shows them."""
+
+from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import orjson
+
+from interlock.engine.runs import NewRun
+from interlock.engine.principal import Principal
+from interlock.journal import Journal
+from interlock.store.pool import Row
+from interlock.tools import Tool, default_key
+
+_RUN_COLUMNS = (
+    "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "session_id", "job_id",
+    "parent_run_id", "resumed_from", "resume_count", "created_at", "started_at", "completed_at", "duration_ms",
+)  # fmt: skip
+
+
+def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
+    view = {column: row[column] for column in _RUN_COLUMNS}
+    view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
+    view["cost_usd"] = float(row["cost_usd"])
+    if journal is not None:
+        view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
+        view["steps"] = step_views(journal)
+    return view
+
+
+def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
+    """A run that was just accepted, without asking the database for what we have in hand."""
+    journal = Journal(new.id, new.plan, input=None, trigger=None, run={})
+    view: dict[str, Any] = dict.fromkeys(_RUN_COLUMNS)
+    return view | {
+        "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
+        "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
+        "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
+        "steps": step_views(journal),
+    }  # fmt: skip
+
+
+def step_views(journal: Journal) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
+            "key": key,
+            "index": fold.step.index,
+            "kind": fold.step.kind,
+            "tool": fold.step.tool,
+            "status": fold.status,
+            "attempt": fold.attempt,
+            "max_attempts": fold.step.retry.max_attempts,
+            "next_run_at": fold.next_run_at,
+            "last_error": fold.last_error,
+            "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
+            "output": _json(fold.output),
+            "cost_usd": fold.cost_usd,
+            "started_at": fold.started_at,
+            "completed_at": fold.completed_at,
+            "needs": list(fold.step.after),
+        }
+        for key, fold in journal.steps.items()
+    ]
+
+
+def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
+    data = _json(row["data"]) or {}
+    if row["step"] is not None:
+        data = {"step_key": row["step"], **data}
+    if row["event"] is not None:
+        data |= {"from_state": row["from_state"], "event": row["event"], "to_state": row["to_state"]}
+    if row["attempt"] is not None:
+        data["attempt"] = row["attempt"]
+    if row["output"] is not None:
+        data["output"] = _json(row["output"])
+    data["actor"] = row["actor"]
+    return {
+        "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
+        "data": data,
+    }  # fmt: skip
+
+
+def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
+    action = _json(row["action"])
+    return {
+        "id": row["id"],
+        "run_id": row["run_id"],
+        "step_key": row["step"],
+        "session_id": row["session_id"],
+        "status": row["status"],
+        "tier": row["tier"],
+        "two_person": row["two_person"],
+        "summary": row["summary"],
+        "action": {**action, "digest": row["digest"]},
+        "rationale": {"rule_ids": [], "reason": "the workflow asks for it here", "policy_digest": None},
+        "votes": [
+            {"by": v["voter"].partition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
+            for v in votes
+            if v["approval_id"] == row["id"]
+        ],
+        "requested_at": row["requested_at"],
+        "expires_at": row["expires_at"],
+        "resolved_at": row["resolved_at"],
+    }
+
+
+def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
+    view = {column: row[column] for column in ("name", "version", "digest", "created_at")}
+    return view | {"source": _json(row["source"])} if with_source else view
+
+
+def tenant_view(row: Row) -> dict[str, Any]:
+    return {column: row[column] for column in ("id", "name", "max_concurrency", "weight", "in_flight", "created_at")}
+
+
+def key_view(row: Row) -> dict[str, Any]:
+    return {column: row[column] for column in ("id", "name", "role", "workspace_id", "created_at", "revoked_at")}
+
+
+_WORKER_COLUMNS = ("id", "name", "host", "pid", "status", "reason", "capacity", "heartbeat_at", "started_at", "stopped_at", "holds")
+
+
+def worker_view(row: Row) -> dict[str, Any]:
+    return {column: row[column] for column in _WORKER_COLUMNS}
+
+
+def tool_view(tool: Tool) -> dict[str, Any]:
+    columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
+    return {column: getattr(tool, column) for column in columns}
+
+
+def _json(text: str | None) -> Any:
+    return orjson.loads(text) if text is not None else None
