@@ -1,18 +1,18 @@
 """Errors are nouns with fields; what a caller can do about one decides its class.
 
-    Problem                    anything that is answered as application/problem+json
-    ├── Invalid        422     the request is wrong; it says what would be right
-    │   └── DefinitionInvalid  … in a workflow, with file, line and path
-    ├── Unauthorized   401     no key, or not a valid one
-    ├── Forbidden      403     the key's role may not do this
-    ├── NotFound       404     it does not exist, or belongs to another tenant
-    ├── Conflict       409     it is in the wrong state; it says which, and what is allowed
-    │   └── InvalidTransition
-    ├── LeaseLost      409     somebody else holds the run now; nothing was changed
-    ├── TooLarge       413     the body is over the limit
-    └── Unavailable    503     the database is away; try again
+Problem                    anything that is answered as application/problem+json
+├── Invalid        422     the request is wrong; it says what would be right
+│   └── DefinitionInvalid  … in a workflow, with file, line and path
+├── Unauthorized   401     no key, or not a valid one
+├── Forbidden      403     the key's role may not do this
+├── NotFound       404     it does not exist, or belongs to another tenant
+├── Conflict       409     it is in the wrong state; it says which, and what is allowed
+│   └── InvalidTransition
+├── LeaseLost      409     somebody else holds the run now; nothing was changed
+├── TooLarge       413     the body is over the limit
+└── Unavailable    503     the database is away; try again
 
-    Retryable, Terminal        what a tool raises to sort its own failures
+Retryable, Terminal        what a tool raises to sort its own failures
 """
 
 from collections.abc import Iterable, Mapping

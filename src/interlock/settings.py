@@ -1,5 +1,6 @@
 """Settings: every value an operator can change, read from INTERLOCK_* variables."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -36,3 +37,12 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")
+
+
+def share_metrics(data_dir: Path) -> None:
+    """Let a server show the numbers of its workers too. Has to be called before the metrics are made."""
+    directory = data_dir.absolute() / "metrics"
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.db"):
+        old.unlink(missing_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)

@@ -49,25 +49,39 @@ class Metrics:
             registry=r,
         )  # fmt: skip
         self.run_duration = Histogram(
-            "interlock_run_duration_seconds", "From creation to end.", ["workflow", "status"], buckets=_SECONDS, registry=r
+            "interlock_run_duration_seconds",
+            "From creation to end.",
+            ["workflow", "status"],
+            buckets=_SECONDS,
+            registry=r,
         )
-        self.run_active = Gauge("interlock_run_active", "Runs that have not ended.", ["status"], registry=r, multiprocess_mode="mostrecent")
+        self.run_active = Gauge(
+            "interlock_run_active", "Runs that have not ended.", ["status"], registry=r, multiprocess_mode="mostrecent"
+        )
         self.step_duration = Histogram(
-            "interlock_step_duration_seconds", "One attempt at a tool.", ["tool", "outcome"], buckets=_SECONDS, registry=r
+            "interlock_step_duration_seconds",
+            "One attempt at a tool.",
+            ["tool", "outcome"],
+            buckets=_SECONDS,
+            registry=r,
         )
         self.idempotency_hits = Counter(
             "interlock_idempotency_hits", "Requests with an idempotency key.", ["source", "result"], registry=r
         )
         self.flush_size = Histogram(
-            "interlock_flush_entries", "Entries committed together.", buckets=(1, 2, 5, 10, 25, 50, 100, 250, 500), registry=r
+            "interlock_flush_entries",
+            "Entries committed together.",
+            buckets=(1, 2, 5, 10, 25, 50, 100, 250, 500),
+            registry=r,
         )
         self.claimed = Counter("interlock_claimed_runs", "Runs leased by this process.", registry=r)
         self.orphans = Counter("interlock_orphaned_runs", "Runs taken back from lost workers.", registry=r)
         self.lane_drift = Counter(
             "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
         )
-        self.held = Gauge("interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum")
-
+        self.held = Gauge(
+            "interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum"
+        )
 
     @cache  # noqa: B019 — there is one Metrics, and as many labels as the tables have transitions
     def transition(self, machine: str, source: str, target: str) -> Counter:
@@ -86,5 +100,5 @@ def exposition() -> bytes:
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest(metrics.registry)
     shared = CollectorRegistry()
-    multiprocess.MultiProcessCollector(shared)
+    multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
     return generate_latest(shared)

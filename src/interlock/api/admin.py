@@ -3,12 +3,11 @@
 from typing import Annotated
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import key_view, tenant_view, tool_view, worker_view, workflow_view
+from interlock.api.views import dump, key_view, tenant_view, tool_view, worker_view, workflow_view
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
@@ -21,7 +20,15 @@ from interlock.wire import Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Wor
 router = APIRouter(prefix="/api")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_YAML = {"requestBody": {"required": True, "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}}}}
+_YAML = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/yaml": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
 
 
 @router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=_YAML)
@@ -32,7 +39,7 @@ async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
 
     async def work(tx: Tx) -> Answer:
         row, _ = await workflows.apply(tx, found.database, who, plan)
-        return Answer(201, orjson.dumps(workflow_view(row)))
+        return Answer(201, dump(workflow_view(row)))
 
     return await change(found, who, request, work)
 
@@ -45,7 +52,9 @@ async def list_workflows(found: Svc, who: Who, cursor: str | None = None, limit:
 
 
 @router.get("/workflows/{name}", response_model=Workflow, tags=["workflows"])
-async def show_workflow(name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
+async def show_workflow(
+    name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
+) -> Response:
     who.require(Permission.READ)
     row = await found.database.row("get_workflow", who.tenant_id, name, version)
     if row is None:
@@ -63,7 +72,7 @@ async def create_tenant(body: NewTenant, request: Request, found: Svc, who: Who)
             tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight
         )
         _, key = await tenants.add_key(tx, found.database, row["id"], "admin", Role.ADMIN)
-        return Answer(201, orjson.dumps({**tenant_view(row), "key": key}))
+        return Answer(201, dump({**tenant_view(row), "key": key}))
 
     return await change(found, who, request, work)
 
@@ -83,7 +92,7 @@ async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Re
         row, key = await tenants.add_key(
             tx, found.database, who.tenant_id, body.name, body.role, workspace_id=body.workspace_id or who.workspace_id
         )
-        return Answer(201, orjson.dumps({**key_view(row), "key": key}))
+        return Answer(201, dump({**key_view(row), "key": key}))
 
     return await change(found, who, request, work)
 
@@ -99,7 +108,7 @@ async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Re
     who.require(Permission.ADMINISTER)
 
     async def work(tx: Tx) -> Answer:
-        return Answer(200, orjson.dumps(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
+        return Answer(200, dump(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
 
     return await change(found, who, request, work)
 

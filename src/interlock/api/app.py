@@ -1,7 +1,5 @@
 """The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
 
-from typing import Any
-
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -60,7 +58,9 @@ async def show_metrics(request: Request) -> Response:
     services: Services = request.app.state.services
     counted = dict.fromkeys(RUN.open, 0)
     try:
-        counted |= {row["status"]: row["count"] for row in await services.database.fetch("count_runs_by_status", patience=0.5)}
+        counted |= {
+            row["status"]: row["count"] for row in await services.database.fetch("count_runs_by_status", patience=0.5)
+        }
         for status, count in counted.items():
             metrics.run_active.labels(status).set(count)
     except Unavailable:
@@ -84,7 +84,9 @@ async def _on_problem(_: Request, error: Exception) -> Response:
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [{"path": ".".join(str(part) for part in fault["loc"]), "message": fault["msg"]} for fault in error.errors()]
+    faults = [
+        {"path": ".".join(str(part) for part in fault["loc"]), "message": fault["msg"]} for fault in error.errors()
+    ]
     detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
     return problem_response(Invalid(detail, errors=faults))
 
@@ -139,5 +141,3 @@ class BodyLimit:
 
     def _problem(self) -> TooLarge:
         return TooLarge(f"a request may have {self._most:,} bytes (INTERLOCK_MAX_BODY_BYTES)")
-
-

@@ -3,14 +3,14 @@
 from typing import Annotated
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Principal, Services, Svc, Who, change, page, uuid_cursor
-from interlock.api.views import approval_view
+from interlock.api.services import Json, Services, Svc, Who, change, page, uuid_cursor
+from interlock.api.views import approval_view, dump
 from interlock.engine import approvals
 from interlock.engine.idempotency import Answer
+from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Tx
@@ -60,6 +60,6 @@ async def _decide(
             tx, found.database, found.plans, who, approval_id, approves=approves, reason=body.reason, digest=body.digest
         )
         view = approval_view(row, await tx.fetch("votes_on", [approval_id]))
-        return Answer(200, orjson.dumps(view), row["run_id"])
+        return Answer(200, dump(view), row["run_id"])
 
     return await change(found, who, request, work)

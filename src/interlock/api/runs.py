@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
-from interlock.api.services import Json, Principal, Services, Svc, Who, change, encode_cursor, page, uuid_cursor
-from interlock.api.views import event_view, new_run_view, run_view
+from interlock.api.services import Json, Services, Svc, Who, change, encode_cursor, page, uuid_cursor
+from interlock.api.views import dump, event_view, new_run_view, run_view
 from interlock.engine import approvals, runs
 from interlock.engine.idempotency import Answer
 from interlock.engine.outside import read_journal
+from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import RUN, RunState
@@ -49,7 +49,7 @@ async def start(body: StartRun, request: Request, found: Svc, who: Who, wait: Wa
         else:
             row = await runs.start_waiting(tx, found.database, who, new)
             view = run_view(row, await read_journal(tx, found.plans, row))
-        return Answer(201, orjson.dumps(view), new.id)
+        return Answer(201, dump(view), new.id)
 
     with found.follower.watching(new.id) as news:
         response = await change(found, who, request, work)
@@ -166,7 +166,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
             entries = await found.database.fetch("entries_after", run_id, after, 500)
             for entry in entries:
                 view = event_view(entry, row["session_id"])
-                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (entry["seq"], entry["type"].encode(), orjson.dumps(view))
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (entry["seq"], entry["type"].encode(), dump(view))
                 after = entry["seq"]
             if entries:
                 quiet, patience = 0.0, 0.25
@@ -212,7 +212,7 @@ def _is_settled(row: Row) -> bool:
 
 async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answer:
     view: dict[str, Any] = run_view(row, await read_journal(tx, found.plans, row))
-    return Answer(status, orjson.dumps(view), row["id"])
+    return Answer(status, dump(view), row["id"])
 
 
 async def _run(found: Services, row: Row, status: int = 200) -> Response:

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from interlock.api.follow import Follower
+from interlock.api.views import dump
 from interlock.engine import idempotency, tenants
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import Principal
@@ -51,7 +52,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return content if isinstance(content, bytes) else orjson.dumps(content)
+        return content if isinstance(content, bytes) else dump(content)
 
 
 async def change(

@@ -5,8 +5,8 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import orjson
 
-from interlock.engine.runs import NewRun
 from interlock.engine.principal import Principal
+from interlock.engine.runs import NewRun
 from interlock.journal import Journal
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
@@ -117,7 +117,19 @@ def key_view(row: Row) -> dict[str, Any]:
     return {column: row[column] for column in ("id", "name", "role", "workspace_id", "created_at", "revoked_at")}
 
 
-_WORKER_COLUMNS = ("id", "name", "host", "pid", "status", "reason", "capacity", "heartbeat_at", "started_at", "stopped_at", "holds")
+_WORKER_COLUMNS = (
+    "id",
+    "name",
+    "host",
+    "pid",
+    "status",
+    "reason",
+    "capacity",
+    "heartbeat_at",
+    "started_at",
+    "stopped_at",
+    "holds",
+)
 
 
 def worker_view(row: Row) -> dict[str, Any]:
@@ -131,3 +143,8 @@ def tool_view(tool: Tool) -> dict[str, Any]:
 
 def _json(text: str | None) -> Any:
     return orjson.loads(text) if text is not None else None
+
+
+def dump(view: Any) -> bytes:
+    # The driver's UUIDs are a subclass, which orjson does not take for one.
+    return orjson.dumps(view, default=str)

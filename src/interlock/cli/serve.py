@@ -37,6 +37,9 @@ def up(
 ) -> int:
     """Serve the API and start workers, on the embedded database or on INTERLOCK_DATABASE_URL."""
     settings = _settings(host=host, port=port)
+    from interlock.settings import share_metrics
+
+    share_metrics(settings.data_dir)
     from interlock import main
 
     return main.up(settings, workers=workers, concurrency=concurrency)

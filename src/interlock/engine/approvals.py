@@ -98,9 +98,7 @@ async def listed(
     cursor: UUID | None = None,
     limit: int = 100,
 ) -> list[Row]:
-    return await tx.fetch(
-        "list_approvals", principal.tenant_id, cursor, status, run_id, limit, principal.workspace_id
-    )
+    return await tx.fetch("list_approvals", principal.tenant_id, cursor, status, run_id, limit, principal.workspace_id)
 
 
 async def get(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
-from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
+from interlock.lifecycle import WORKER, RunState, WorkerEvent, WorkerState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -77,6 +77,8 @@ async def claim(connection: Tx, now: datetime | None, me: Me, room: int) -> Clai
         shares[row["lane"]] = row["share"]
         taken[row["lane"]] = taken.get(row["lane"], 0) + (row["id"] is not None)
     metrics.claimed.inc(len(runs))
+    started = sum(row["fresh"] for row in runs)
+    metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc(started)
     # With the batch full a lane may have been cut short without being dry.
     full = len(runs) >= room
     dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]

@@ -129,12 +129,21 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
         [encode(e.data) if e.data else None for e in entries], [e.output for e in entries],
     )  # fmt: skip
     row = await tx.row(
-        "move_run", now, run.row["id"], leave.status, leave.reason, leave.result, leave.error, leave.wake_at,
+        "move_run",
+        now,
+        run.row["id"],
+        leave.status,
+        leave.reason,
+        leave.result,
+        leave.error,
+        leave.wake_at,
         entries[-1].seq if entries else journal.seq,
     )
     assert row is not None
     if asks:
-        await open_approvals(tx, database, [(run.row["tenant_id"], run.row["id"], run.row["requested_by"], a) for a in asks])
+        await open_approvals(
+            tx, database, [(run.row["tenant_id"], run.row["id"], run.row["requested_by"], a) for a in asks]
+        )
     if leave.queue:
         fresh = run.queued["fresh"] if run.queued else leave.status == RunState.PENDING
         lost = run.queued["lost"] if run.queued else False
@@ -174,4 +183,10 @@ def observe(workflow: str, entries: list[Entry], row: Any) -> None:
         metrics.transition("step" if e.step else "run", e.from_state, e.to_state).inc()
     if row is not None and row["completed_at"] is not None:
         metrics.run_duration.labels(workflow, row["status"]).observe(row["duration_ms"] / 1000)
-        log.info("run_completed", run_id=str(row["id"]), status=row["status"], reason=row["reason"], duration_ms=row["duration_ms"])
+        log.info(
+            "run_completed",
+            run_id=str(row["id"]),
+            status=row["status"],
+            reason=row["reason"],
+            duration_ms=row["duration_ms"],
+        )

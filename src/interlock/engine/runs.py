@@ -76,9 +76,7 @@ async def start_waiting(tx: Tx, database: Database, principal: Principal, new: N
     return run.row if run.journal is None else await move_on(tx, database, run)
 
 
-async def _insert(
-    tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None
-) -> OpenRun:
+async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
     row = await tx.row(
         "insert_run", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
@@ -166,4 +164,3 @@ def refused(state: RunState, event: str) -> InvalidTransition:
     return InvalidTransition(
         machine="run", state=state, event=event, allowed=RUN.allowed(state), terminal=state in RUN.terminal
     )
-

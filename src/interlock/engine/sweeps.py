@@ -1,6 +1,9 @@
 """Sweeps: what any process does from time to time so that nothing is forgotten. Any number may sweep at once."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID
 
 from interlock.engine import approvals, runs
 from interlock.engine.leases import reclaim_lost
@@ -30,22 +33,26 @@ async def seconds_to_next(database: Database) -> float | None:
 
 
 async def enforce_deadlines(database: Database, plans: Plans) -> int:
-    """Approvals that nobody decided, and runs that took too long. One transaction each, so one bad row stops no other."""
-    count = 0
-    for row in await database.fetch("expired_approvals", database.clock(), _BATCH):
-        count += await _each(database, lambda tx, r=row: approvals.expire(tx, database, plans, r["tenant_id"], r["id"]))  # type: ignore[misc]
-    for row in await database.fetch("overdue_runs", database.clock(), _BATCH):
-        count += await _each(database, lambda tx, r=row: runs.time_out(tx, database, plans, r["tenant_id"], r["id"]))  # type: ignore[misc]
-    return count
+    """Approvals that nobody decided, runs that took too long. One transaction each: a bad row stops no other."""
+    late = await database.fetch("expired_approvals", database.clock(), _BATCH)
+    overdue = await database.fetch("overdue_runs", database.clock(), _BATCH)
+    jobs: list[Callable[[Tx], Awaitable[object]]] = [
+        partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late
+    ] + [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
+    for job in jobs:
+        try:
+            await database.command(job)
+        except Problem as problem:
+            log.error("sweep_failed", error=problem.detail, code=problem.code)
+    return len(jobs)
 
 
-async def _each(database: Database, work: object) -> int:
-    try:
-        await database.command(work)  # type: ignore[arg-type]
-    except Problem as problem:
-        log.error("sweep_failed", error=problem.detail, code=problem.code)
-        return 0
-    return 1
+async def _expire(database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID, tx: Tx) -> None:
+    await approvals.expire(tx, database, plans, tenant_id, approval_id)
+
+
+async def _time_out(database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, tx: Tx) -> None:
+    await runs.time_out(tx, database, plans, tenant_id, run_id)
 
 
 async def recount_lanes(database: Database) -> int:

@@ -27,9 +27,7 @@ async def authenticate(database: Database, key: str) -> Principal:
     row = await database.row("key_by_hash", _hash(key))
     if row is None:
         raise Unauthorized("this API key is not known or was revoked")
-    return Principal(
-        row["id"], row["tenant_id"], row["tenant"], row["name"], Role(row["role"]), row["workspace_id"]
-    )
+    return Principal(row["id"], row["tenant_id"], row["tenant"], row["name"], Role(row["role"]), row["workspace_id"])
 
 
 async def bootstrap(database: Database, wanted: str | None) -> str | None:

@@ -97,11 +97,7 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     if fold.status == StepState.WAITING_EXTERNAL and fold.due_at is not None and fold.due_at <= now:
         journal.move_step(fold, StepEvent.ARRIVE, actor="system:timer")
         return False
-    if fold.status != StepState.PENDING:
-        return False
-    if fold.attempt == 0 and _is_skipped(journal, fold):
-        return False
-    if fold.status != StepState.PENDING:
+    if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
     match step.kind:
         case StepKind.TOOL:
@@ -113,13 +109,13 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     return False
 
 
-def _is_skipped(journal: Journal, fold: StepFold) -> bool:
-    """Its condition is false, or what it needs was skipped. A condition without an answer fails the step."""
+def _is_wanted(journal: Journal, fold: StepFold) -> bool:
+    """Its condition is true and nothing it needs was skipped. A condition without an answer fails the step."""
     if any(journal.steps[key].status == StepState.SKIPPED for key in fold.step.needs):
         journal.move_step(fold, StepEvent.SKIP, actor=ENGINE, data={"why": "what it needs was skipped"})
-        return True
-    if fold.step.when is None:
         return False
+    if fold.step.when is None:
+        return True
     try:
         wanted = fold.step.when.evaluate(journal.scope)
         if not isinstance(wanted, bool):
@@ -129,7 +125,7 @@ def _is_skipped(journal: Journal, fold: StepFold) -> bool:
         return False
     if not wanted:
         journal.move_step(fold, StepEvent.SKIP, actor=ENGINE, data={"why": f"`{fold.step.when.source}` is false"})
-    return not wanted
+    return wanted
 
 
 def _open(journal: Journal, fold: StepFold, found: Next) -> None:
@@ -141,7 +137,13 @@ def _open(journal: Journal, fold: StepFold, found: Next) -> None:
         _fail(journal, fold, error)
         return
     fields = {"workflow": journal.plan.name, "step": fold.step.key, "summary": summary}
-    action = {"tool": None, "connector": "workflow", "operation": "approve", "target": journal.plan.name, "fields": fields}
+    action = {
+        "tool": None,
+        "connector": "workflow",
+        "operation": "approve",
+        "target": journal.plan.name,
+        "fields": fields,
+    }
     digest = sha256(orjson.dumps([str(journal.run_id), action], option=orjson.OPT_SORT_KEYS)).hexdigest()
     ask = Ask(str(uuid7()), fold.step.key, gate, str(summary or ""), action, digest)
     found.ask.append(ask)
@@ -181,7 +183,9 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
         found.start.clear()
         return Stop(ending) if running else ending
     if not unsettled:
-        refused = any(fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values())
+        refused = any(
+            fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
+        )
         completes = refused and journal.plan.on_reject == OnReject.COMPLETE
         return Settle(RunEvent.SUCCEED, RunReason.REJECTED if completes else RunReason.COMPLETED)
     if found.start or running:
@@ -199,4 +203,3 @@ def _waiting(unsettled: list[StepFold]) -> Wait:
     else:
         status = RunState.WAITING_EXTERNAL
     return Wait(status, min(times, default=None))
-

@@ -32,7 +32,7 @@ def conclude(journal: Journal, then: Wait | Settle, *, actor: str = ENGINE) -> L
             return Leave(status, journal.draft_move(_WAITS[status], actor=actor), wake_at=wake_at)
         case Settle(event, reason, error):
             entry = journal.draft_move(event, actor=actor, reason=reason, data={"error": error} if error else None)
-            status = RunState(entry.to_state)
+            status = RunState(entry.to_state or "")
             result = journal.result() if status == RunState.SUCCEEDED else None
             return Leave(status, entry, reason, result, encode(error) if error else None)
 

@@ -51,9 +51,21 @@ class StepFold:
     completed_at: datetime | None = None
 
 
-
 class Journal:
-    __slots__ = ("_first_open", "_in_order", "asked", "failed", "plan", "reason", "run_id", "scope", "seq", "status", "steps", "unsaved")
+    __slots__ = (
+        "_first_open",
+        "_in_order",
+        "asked",
+        "failed",
+        "plan",
+        "reason",
+        "run_id",
+        "scope",
+        "seq",
+        "status",
+        "steps",
+        "unsaved",
+    )
 
     def __init__(self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any]) -> None:
         self.run_id = run_id
@@ -72,7 +84,9 @@ class Journal:
     # ------------------------------------------------------------ writing
 
     def create(self, *, actor: str, data: dict[str, Any]) -> Entry:
-        return self._add(Entry(self.seq + 1, EntryType.RUN_CREATED, actor, event="create", to_state=RUN.initial, data=data))
+        return self._add(
+            Entry(self.seq + 1, EntryType.RUN_CREATED, actor, event="create", to_state=RUN.initial, data=data)
+        )
 
     def move_run(
         self,
@@ -119,7 +133,9 @@ class Journal:
             Entry(self.seq + 1, type, actor, fold.step.key, fold.status, event, target, attempt or None, data, output)
         )
 
-    def note(self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None) -> Entry:
+    def note(
+        self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None
+    ) -> Entry:
         return self._add(Entry(self.seq + 1, type, actor, step, data=data))
 
     def begin(self, fold: StepFold) -> None:
@@ -148,12 +164,12 @@ class Journal:
         if entry.to_state is None:
             return
         if entry.step is None:
-            self._apply_to_run(entry)
+            self._apply_to_run(entry, RunState(entry.to_state))
         else:
-            self._apply_to_step(self.steps[entry.step], entry)
+            self._apply_to_step(self.steps[entry.step], entry, StepState(entry.to_state))
 
-    def _apply_to_run(self, entry: Entry) -> None:
-        self.status = RunState(entry.to_state)
+    def _apply_to_run(self, entry: Entry, status: RunState) -> None:
+        self.status = status
         if self.status == RunState.CANCELING:
             self.asked = RunReason((entry.data or {})["asked"])
         if self.status in RUN.terminal:
@@ -167,10 +183,10 @@ class Journal:
                 fold.status = STEP.move(fold.status, StepEvent.CANCEL)
                 fold.completed_at = at
 
-    def _apply_to_step(self, fold: StepFold, entry: Entry) -> None:
+    def _apply_to_step(self, fold: StepFold, entry: Entry, status: StepState) -> None:
         data = entry.data or {}
         before = fold.status
-        fold.status = StepState(entry.to_state)
+        fold.status = status
         fold.attempt = entry.attempt or fold.attempt
         # Seen in the journal, a short step was taken up `duration_ms` before it was settled.
         if entry.at is not None:
@@ -227,4 +243,3 @@ def _moment(value: str | datetime) -> datetime:
 
 def encode(value: Any) -> str:
     return orjson.dumps(value).decode()
-

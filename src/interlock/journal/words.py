@@ -51,7 +51,12 @@ def _decide(journal: Journal, word: Word, in_flight: bool) -> None:
     expired = decision == ApprovalState.EXPIRED
     said = word.data.get("reason") or ("nobody decided in time" if expired else "rejected")
     reason = RunReason.APPROVAL_EXPIRED if expired else RunReason.REJECTED
-    data = {**word.data, "said": word.data.get("reason"), "reason": reason, "error": {"type": "Refused", "message": said}}
+    data = {
+        **word.data,
+        "said": word.data.get("reason"),
+        "reason": reason,
+        "error": {"type": "Refused", "message": said},
+    }
     target = StepState.FAILED if journal.plan.on_reject == OnReject.FAIL else StepState.SKIPPED
     journal.move_step(fold, StepEvent.REFUSE, to=target, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=data)
     if journal.plan.on_reject == OnReject.COMPLETE:

@@ -29,7 +29,7 @@ class Tier(Term):
 S, E = ApprovalState, ApprovalEvent
 _DECIDED = frozenset({S.APPROVED, S.REJECTED, S.EXPIRED, S.CANCELED})
 
-APPROVAL = Machine(
+APPROVAL: Machine[ApprovalState, ApprovalEvent] = Machine(
     name="approval",
     table={
         S.REQUESTED: {E.APPROVE: S.APPROVED, E.REJECT: S.REJECTED, E.EXPIRE: S.EXPIRED, E.CANCEL: S.CANCELED},

@@ -40,6 +40,4 @@ COUPLINGS: tuple[Coupling, ...] = (
 
 
 def fired_by(machine: str, event: Term, target: str) -> tuple[Term, ...]:
-    return tuple(
-        c.with_event for c in COUPLINGS if c.machine == machine and c.event == event and c.fires == target
-    )
+    return tuple(c.with_event for c in COUPLINGS if c.machine == machine and c.event == event and c.fires == target)

@@ -17,7 +17,7 @@ class IdempotencyEvent(Term):
 
 S, E = IdempotencyState, IdempotencyEvent
 
-IDEMPOTENCY = Machine(
+IDEMPOTENCY: Machine[IdempotencyState, IdempotencyEvent] = Machine(
     name="idempotency",
     table={
         S.PROCESSING: {E.COMPLETE: S.COMPLETED, E.FAIL: S.FAILED},

@@ -22,7 +22,7 @@ class JobEvent(Term):
 
 S, E = JobState, JobEvent
 
-JOB = Machine(
+JOB: Machine[JobState, JobEvent] = Machine(
     name="job",
     table={
         S.SUBMITTED: {E.VALIDATE: S.PENDING, E.FAIL: S.FAILED, E.CANCEL: S.CANCELED},

@@ -46,7 +46,7 @@ class RunReason(Term):
 
 S, E = RunState, RunEvent
 
-RUN = Machine(
+RUN: Machine[RunState, RunEvent] = Machine(
     name="run",
     table={
         S.PENDING: {

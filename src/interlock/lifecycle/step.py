@@ -34,7 +34,7 @@ class StepEvent(Term):
 
 S, E = StepState, StepEvent
 
-STEP = Machine(
+STEP: Machine[StepState, StepEvent] = Machine(
     name="step",
     table={
         S.PENDING: {

@@ -23,7 +23,7 @@ class WorkerEvent(Term):
 
 S, E = WorkerState, WorkerEvent
 
-WORKER = Machine(
+WORKER: Machine[WorkerState, WorkerEvent] = Machine(
     name="worker",
     table={
         S.IDLE: {E.START: S.RUNNING, E.TERMINATE: S.TERMINATED},

@@ -45,7 +45,7 @@ async def migrate(database: Database) -> list[str]:
 
 
 async def _migrate(connection: Any) -> list[str]:
-    applied_now = []
+    applied_now: list[str] = []
     while True:
         async with connection.transaction():
             # Others may take minutes over a long migration; wait for them, not for lock_timeout.
@@ -101,9 +101,12 @@ async def status(database: Database) -> dict[str, Any]:
 
 async def ensure_partitions(connection: Any, now: datetime) -> None:
     """The journal's months: this one and the two that come, so that nothing ever lands in the rest partition."""
-    existing = {r["name"] for r in await connection.fetch("""
+    existing = {
+        r["name"]
+        for r in await connection.fetch("""
         SELECT child.relname AS name FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-         WHERE inhparent = 'entry'::regclass""")}
+         WHERE inhparent = 'entry'::regclass""")
+    }
     for ahead in range(-1, 3):
         begin = _month(now, ahead)
         name = f"entry_{begin:%Y%m}"
@@ -122,10 +125,12 @@ def _month(now: datetime, ahead: int) -> datetime:
 def _check_version(version: Any) -> None:
     number = version.major * 10000
     if number < _OLDEST_SERVER:
-        raise Unavailable(f"PostgreSQL {version.major} is too old; Interlock needs 15 or newer", code="DATABASE_TOO_OLD")
+        raise Unavailable(
+            f"PostgreSQL {version.major} is too old; Interlock needs 15 or newer", code="DATABASE_TOO_OLD"
+        )
 
 
 async def wait_until_migrated(database: Database) -> None:
     """For workers that start before the server that migrates: they wait instead of failing."""
-    while (await status(database))["pending"]:
+    while (await status(database))["pending"]:  # noqa: ASYNC110 — another process is the one that knows
         await asyncio.sleep(0.5)

@@ -7,7 +7,7 @@ command can be repeated: ids are made before the call, and a transition that alr
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,8 @@ from interlock.store.queries import SQL
 from interlock.telemetry import log
 
 T = TypeVar("T")
-Row = asyncpg.Record
+# What the driver calls a Record.
+Row = Mapping[str, Any]
 
 # The server went away, is starting or shutting down, or chose us as the victim of a deadlock.
 TRANSIENT: tuple[type[BaseException], ...] = (
@@ -183,7 +184,9 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
             return await attempt()
         except TRANSIENT as error:
             if time.monotonic() + delay > deadline:
-                raise Unavailable(f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}") from error
+                raise Unavailable(
+                    f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}"
+                ) from error
             log.warning("database_retry", error=str(error) or type(error).__name__, retry_in=round(delay, 2))
             await asyncio.sleep(delay * (0.5 + random.random()))
             delay = min(delay * 2, 1.0)

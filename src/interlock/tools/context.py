@@ -8,13 +8,15 @@ from interlock.telemetry import log
 
 
 class Canceled(BaseException):
-    """Raised in a plain function by `ctx.heartbeat()` when its run was canceled: there is no other way into a thread."""
+    """Raised in a plain function by `ctx.heartbeat()` when its run was canceled: the only way into a thread."""
 
 
 class Context:
     __slots__ = ("_canceled", "_idempotency_key", "attempt", "cost_usd", "costs", "run_id", "step", "tenant_id")
 
-    def __init__(self, *, run_id: UUID, tenant_id: UUID, step: str, attempt: int, idempotency_key: str | None = None) -> None:
+    def __init__(
+        self, *, run_id: UUID, tenant_id: UUID, step: str, attempt: int, idempotency_key: str | None = None
+    ) -> None:
         self.run_id = run_id
         self.tenant_id = tenant_id
         self.step = step

@@ -69,7 +69,9 @@ class Registry:
             tool.function.__module__,
             tool.function.__qualname__,
         ):
-            raise Invalid(f"tool {tool.name} is defined twice: in {known.function.__module__} and {tool.function.__module__}")
+            raise Invalid(
+                f"tool {tool.name} is defined twice: in {known.function.__module__} and {tool.function.__module__}"
+            )
         self._tools[tool.name] = tool
 
     def find(self, name: str) -> Tool | None:
@@ -137,7 +139,9 @@ def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel]
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (hints.get(parameter.name, Any), default)
     try:
-        model = create_model(f"{name} input", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        model = create_model(
+            f"{name} input", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
         model.model_json_schema()
     except PydanticUserError as error:
         raise Invalid(f"tool {name}: its parameters have no JSON schema: {error.message}") from None

@@ -49,7 +49,12 @@ class Driver:
         self._actor = worker.me.actor
         self.row = row
         self.lease = Lease(
-            row["id"], row["tenant_id"], row["lease_token"], RunState(row["status"]), row["workflow"], row["requested_by"]
+            row["id"],
+            row["tenant_id"],
+            row["lease_token"],
+            RunState(row["status"]),
+            row["workflow"],
+            row["requested_by"],
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -114,14 +119,18 @@ class Driver:
         return following
 
     def _reclaim(self) -> None:
-        """What the lost worker was doing is begun again, and counted: a step that kills its worker is not tried for ever."""
+        """What the lost worker was doing is begun again, and counted: no step kills workers for ever."""
         for fold in self._advance().start:
             self.journal.begin(fold)
         for fold in list(self.journal.open_steps()):
             if fold.status == StepState.RUNNING:
                 self.journal.move_step(fold, StepEvent.RECLAIM, actor=self._actor)
                 if fold.reclaims > self._worker.settings.max_reclaims:
-                    error = {"type": "Orphaned", "message": f"its worker was lost {fold.reclaims} times", "code": "RUN_ORPHANED"}
+                    error = {
+                        "type": "Orphaned",
+                        "message": f"its worker was lost {fold.reclaims} times",
+                        "code": "RUN_ORPHANED",
+                    }
                     data = {"error": error, "reason": RunReason.ORPHANED}
                     self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
 
@@ -132,7 +141,9 @@ class Driver:
         following = self._advance()
         then = following.then
         if self._overdue and not isinstance(then, Settle):
-            then = Stop(Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"}))
+            then = Stop(
+                Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
+            )
         if isinstance(then, Stop):
             await self._interrupt()
             then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
@@ -168,7 +179,9 @@ class Driver:
         began = self._begin(fold)
         self._inline = (fold, began)
         try:
-            outcome = await execute(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+            outcome = await execute(
+                self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id
+            )
         finally:
             self._inline = None
         if isinstance(outcome, Interrupted):
@@ -345,7 +358,7 @@ class Driver:
 
     async def _give_up(self, why: str) -> None:
         """What the run produced cannot be stored. Its step fails with that as the reason."""
-        self.row = {**dict(self.row), "fresh": False, "lost": False}  # type: ignore[assignment]
+        self.row = {**dict(self.row), "fresh": False, "lost": False}
         await self._load()
         for fold in self._advance().start[:1]:
             self.journal.begin(fold)

@@ -85,7 +85,9 @@ def resolve(tools: Registry, fold: StepFold, scope: Scope) -> tuple[Tool, dict[s
         raise Terminal(str(error)) from None
 
 
-async def perform(shop: Workshop, tool: Tool, arguments: dict[str, Any], context: Context, timeout: float | None) -> Any:
+async def perform(
+    shop: Workshop, tool: Tool, arguments: dict[str, Any], context: Context, timeout: float | None
+) -> Any:
     args = (context,) if tool.wants_context else ()
     if timeout is None:
         if tool.is_async:
@@ -102,7 +104,9 @@ async def perform(shop: Workshop, tool: Tool, arguments: dict[str, Any], context
         raise
 
 
-async def in_thread(threads: Threads, tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], context: Context) -> Any:
+async def in_thread(
+    threads: Threads, tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], context: Context
+) -> Any:
     """A thread cannot be stopped from outside: it is told, and given a moment to notice at its next heartbeat."""
     token = context.cancel_token()
     future = asyncio.get_running_loop().run_in_executor(threads, lambda: tool.function(*args, **arguments))
@@ -125,7 +129,9 @@ def encode_output(result: Any, limit: int) -> str:
         except (PydanticSerializationError, ValueError) as error:
             raise Terminal(f"the output is not JSON: {error}") from None
     if len(encoded) > limit:
-        raise Terminal(f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)")
+        raise Terminal(
+            f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"
+        )
     if b"\\u0000" in encoded:
         raise Terminal("the output contains a NUL character, which PostgreSQL cannot store")
     return encoded.decode()

@@ -1,0 +1,215 @@
+"""The one place where parts are wired: the server, the worker, and what runs once."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import uvicorn
+from rich.console import Console
+
+from interlock.api import Services, create_app
+from interlock.api.follow import Follower
+from interlock.engine import tenants
+from interlock.engine.workflows import Plans
+from interlock.errors import Invalid
+from interlock.settings import Settings
+from interlock.store import embedded
+from interlock.store import migrate as migrations
+from interlock.store.pool import Database, without_password
+from interlock.telemetry import configure_logging, log
+from interlock.tools import load_tools
+from interlock.worker.loop import Worker
+from interlock.worker.sweeper import sweep_forever
+
+T = TypeVar("T")
+
+
+def database_url(settings: Settings) -> str:
+    """The one that is configured, or the embedded server, which is started or joined."""
+    return settings.database_url or embedded.start(settings.data_dir).url
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, url: str, *, size: int | None = None) -> AsyncIterator[Database]:
+    database = await Database(url, settings, size=size).open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+# ---------------------------------------------------------------- once
+
+
+def migrate(settings: Settings) -> list[str]:
+    async def work() -> list[str]:
+        async with opened(settings, database_url(settings)) as database:
+            return await migrations.migrate(database)
+
+    return run_loop(work())
+
+
+def database_status(settings: Settings) -> dict[str, Any]:
+    async def work() -> dict[str, Any]:
+        url = database_url(settings)
+        async with opened(settings, url) as database:
+            found = await migrations.status(database)
+        return found | {"url": without_password(url), "embedded": settings.database_url is None}
+
+    return run_loop(work())
+
+
+# ---------------------------------------------------------------- worker
+
+
+def work(settings: Settings, concurrency: int | None = None) -> int:
+    configure_logging(settings.log_level, settings.log_format)
+    load_tools(settings.tools)
+    run_loop(_work(settings, database_url(settings), concurrency))
+    return 0
+
+
+async def _work(settings: Settings, url: str, concurrency: int | None) -> None:
+    stop = _on_signals()
+    async with opened(settings, url, size=5) as database:
+        await migrations.wait_until_migrated(database)
+        worker = Worker(database, settings, capacity=concurrency)
+        sweeping = asyncio.create_task(sweep_forever(database, settings))
+        try:
+            await worker.run(stop)
+        finally:
+            sweeping.cancel()
+
+
+def _on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+# ---------------------------------------------------------------- server
+
+
+def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
+    configure_logging(settings.log_level, settings.log_format)
+    load_tools(settings.tools)
+    url = database_url(settings)
+    return run_loop(_up(settings, url, workers, concurrency))
+
+
+async def _up(settings: Settings, url: str, workers: int, concurrency: int | None) -> int:
+    stop = _on_signals()
+    async with opened(settings, url) as database, serving(settings, database) as address:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        (settings.data_dir / "url").write_text(address)
+        print(f"Interlock is at {address}, its API reference at {address}/api/docs", flush=True)
+        crews = [asyncio.create_task(_keep_worker(url, concurrency, stop)) for _ in range(workers)]
+        await stop.wait()
+        await asyncio.gather(*crews)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
+    """The API on its port, with the schema up to date and a first key to get in with."""
+    await migrations.migrate(database)
+    key = await tenants.bootstrap(database, settings.bootstrap_key)
+    if key is not None:
+        _announce_key(settings, key)
+    follower = Follower(database)
+    app = create_app(Services(database, settings, Plans(database), follower))
+    listening = _listen(settings.host, settings.port)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+    )
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    await follower.start()
+    sweeping = asyncio.create_task(sweep_forever(database, settings))
+    listening_task = asyncio.create_task(_serve(server, listening))
+    host, port = listening.getsockname()[:2]
+    try:
+        yield f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    finally:
+        follower.close()
+        sweeping.cancel()
+        server.should_exit = True
+        await listening_task
+        await follower.stop()
+
+
+async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
+    # Not `serve()`: it would take over the signals, which the workers are waiting for as well.
+    await server._serve(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        raise Invalid(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+    listening.set_inheritable(False)
+    return listening
+
+
+def _announce_key(settings: Settings, key: str) -> None:
+    """Printed once, and kept where the command line on this machine finds it."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    path = settings.data_dir / "admin.key"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key)
+    if settings.bootstrap_key is None:
+        print(f"The admin key of tenant default, shown this once: {key}\n(also in {path})", flush=True)
+
+
+async def _keep_worker(url: str, concurrency: int | None, stop: asyncio.Event) -> None:
+    """One worker process, started again when it dies, and asked to drain when we stop."""
+    environment = os.environ | {"INTERLOCK_DATABASE_URL": url}
+    command = [sys.executable, "-m", "interlock", "worker"]
+    if concurrency:
+        command += ["--concurrency", str(concurrency)]
+    stopping = asyncio.create_task(stop.wait())
+    delay = 0.2
+    while not stop.is_set():
+        began = asyncio.get_running_loop().time()
+        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        dying = asyncio.create_task(process.wait())
+        await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await dying
+            break
+        lived = asyncio.get_running_loop().time() - began
+        delay = 0.2 if lived > 10 else min(delay * 2, 10.0)
+        log.warning("worker_died", pid=process.pid, code=process.returncode, restart_in=round(delay, 1))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(stopping), delay)
+    stopping.cancel()
+
+
+# ---------------------------------------------------------------- demo
+
+
+def demo(settings: Settings, yes: bool, console: Console) -> int:
+    from interlock import demonstration
+
+    configure_logging("warning", settings.log_format)
+    return run_loop(demonstration.play(settings, database_url(settings), yes, console))
