@@ -36,9 +36,9 @@ async def enforce_deadlines(database: Database, plans: Plans) -> int:
     """Approvals that nobody decided, runs that took too long. One transaction each: a bad row stops no other."""
     late = await database.fetch("expired_approvals", database.clock(), _BATCH)
     overdue = await database.fetch("overdue_runs", database.clock(), _BATCH)
-    jobs: list[Callable[[Tx], Awaitable[object]]] = [
-        partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late
-    ] + [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
+    jobs: list[Callable[[Tx], Awaitable[object]]] = []
+    jobs += [partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late]
+    jobs += [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
     for job in jobs:
         try:
             await database.command(job)

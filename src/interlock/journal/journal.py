@@ -206,6 +206,8 @@ class Journal:
                 fold.approval_id = data["approval_id"]
             case StepEvent.CLAIM:
                 fold.next_run_at = None
+                if "started_at" in data:
+                    fold.started_at = _moment(data["started_at"])
         if data:
             fold.last_error = data.get("error", fold.last_error)
             fold.reason = data.get("reason", fold.reason)

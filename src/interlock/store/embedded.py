@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import quote
 
 from interlock.errors import Unavailable
@@ -35,6 +36,10 @@ _SERVER_OPTIONS = {
 }
 
 
+class ServerFailed(Unavailable):
+    """One of PostgreSQL's programs ended with an error."""
+
+
 @dataclass(frozen=True)
 class Embedded:
     data: Path
@@ -43,6 +48,25 @@ class Embedded:
 
     def control(self, *args: str) -> None:
         _pg("pg_ctl", "-w", "-D", str(self.data), *args)
+
+
+class Joined:
+    """A server that this process uses, until it leaves."""
+
+    def __init__(self, base: Path, server: Embedded, users: IO[str]) -> None:
+        self._base, self._users = base, users
+        self.server = server
+        self.url = server.url
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        if self._users.closed:
+            return
+        with _locked(self._base / "postgres.lock"), contextlib.suppress(OSError, ServerFailed):
+            # Raises BlockingIOError (an OSError) while others still use it.
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.server.control("-m", "fast", "stop")
+        self._users.close()
 
 
 def find_binaries() -> Path:
@@ -62,7 +86,7 @@ def find_binaries() -> Path:
     )
 
 
-def start(data_dir: Path) -> Embedded:
+def start(data_dir: Path) -> Joined:
     """Start or join the server of this data directory; it is stopped when the last process that joined ends."""
     base = data_dir.absolute()
     base.mkdir(parents=True, exist_ok=True)
@@ -70,15 +94,7 @@ def start(data_dir: Path) -> Embedded:
     with _locked(base / "postgres.lock"):
         server = _ensure_running(base / "postgres")
         fcntl.flock(users, fcntl.LOCK_SH)
-    atexit.register(_leave, base, server, users.fileno(), users)
-    return server
-
-
-def _leave(base: Path, server: Embedded, users: int, _keep: object) -> None:
-    with _locked(base / "postgres.lock"), contextlib.suppress(OSError, subprocess.SubprocessError):
-        # Raises BlockingIOError (an OSError) while others still use it.
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        server.control("-m", "fast", "stop")
+    return Joined(base, server, users)
 
 
 def _ensure_running(data: Path) -> Embedded:
@@ -89,10 +105,7 @@ def _ensure_running(data: Path) -> Embedded:
     if not _is_running(data):
         options = " ".join(f"-c {key}={value or chr(39) * 2}" for key, value in _SERVER_OPTIONS.items())
         options += f" -c unix_socket_directories={sockets}"
-        try:
-            server.control("-l", str(data / "server.log"), "-o", options, "start")
-        except subprocess.CalledProcessError as error:
-            raise Unavailable(f"the embedded PostgreSQL did not start; see {data / 'server.log'}") from error
+        server.control("-l", str(data / "server.log"), "-o", options, "start")
     return server
 
 
@@ -109,7 +122,7 @@ def _init(data: Path) -> None:
 def _is_running(data: Path) -> bool:
     try:
         _pg("pg_ctl", "-D", str(data), "status")
-    except subprocess.CalledProcessError:
+    except ServerFailed:
         return False
     return True
 
@@ -128,9 +141,7 @@ def _hand_over(directory: Path) -> None:
     if (user := _server_user()) is None:
         return
     os.chown(directory, pwd.getpwnam(user).pw_uid, -1)
-    for parent in directory.parents:
-        if not (mode := parent.stat().st_mode) & 0o001:
-            parent.chmod(mode | 0o001)
+    _make_reachable(directory)
 
 
 def _server_user() -> str | None:
@@ -144,22 +155,29 @@ def _server_user() -> str | None:
 
 def _pg(program: str, *args: str) -> None:
     binaries = find_binaries()
-    user = _server_user()
-    if user is not None:
+    if _server_user() is not None:
         _make_reachable(binaries)
     # Not captured through pipes: the server would inherit them and the call would wait for its end.
     with tempfile.TemporaryFile() as output:
         result = subprocess.run(
             [str(binaries / program), *args],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, user=user, cwd="/", check=False,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False, **_as_user(),
         )  # fmt: skip
         if result.returncode != 0:
             output.seek(0)
-            raise subprocess.CalledProcessError(result.returncode, program, output.read().decode(errors="replace"))
+            said = " ".join(output.read().decode(errors="replace").split())
+            raise ServerFailed(f"the embedded PostgreSQL failed: {program} said: {said[-600:]}")
 
 
-def _make_reachable(binaries: Path) -> None:
-    for parent in binaries.parents:
+def _as_user() -> dict[str, Any]:
+    if (user := _server_user()) is None:
+        return {}
+    # The groups too: with root's group the permissions for others would not apply.
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _make_reachable(path: Path) -> None:
+    for parent in path.parents:
         if not (mode := parent.stat().st_mode) & 0o001:
             parent.chmod(mode | 0o001)
 

@@ -64,7 +64,7 @@ class Driver:
         self._mail: bool = row["inbox"] > 0
         self._wake = asyncio.Event()
         self._finished: list[tuple[StepFold, Outcome, float]] = []
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], float]] = {}
         self._inline: tuple[StepFold, float] | None = None
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
@@ -93,7 +93,7 @@ class Driver:
 
     async def _abandon(self) -> None:
         """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
-        for task in self._tasks.values():
+        for task, _ in self._tasks.values():
             task.cancel()
         if self._worker.draining:
             with contextlib.suppress(LeaseLost):
@@ -193,7 +193,7 @@ class Driver:
 
     def _do(self, fold: StepFold) -> None:
         began = self._begin(fold)
-        self._tasks[fold.step.key] = asyncio.create_task(self._run_step(fold, began))
+        self._tasks[fold.step.key] = asyncio.create_task(self._run_step(fold, began)), began
 
     async def _run_step(self, fold: StepFold, began: float) -> None:
         outcome = await execute(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
@@ -251,17 +251,19 @@ class Driver:
         """A step that takes long gets an entry of its own, so that people see it."""
         at = time.perf_counter() - longer_than
         if self._inline is not None and self._inline[1] < at:
-            self._note_slow(self._inline[0])
-        for key in self._tasks:
-            self._note_slow(self.journal.steps[key])
+            self._note_slow(*self._inline)
+        for key, (_, began) in self._tasks.items():
+            if began < at:
+                self._note_slow(self.journal.steps[key], began)
 
-    def _note_slow(self, fold: StepFold) -> None:
+    def _note_slow(self, fold: StepFold, began: float) -> None:
         if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
             return
         self._slow.add(fold.step.key)
+        since = self.now() - timedelta(seconds=time.perf_counter() - began)
         entry = Entry(
             self.journal.seq + 1, "step_transition", self._actor, fold.step.key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt,
+            StepState.RUNNING, fold.attempt, {"started_at": since},
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
@@ -294,7 +296,7 @@ class Driver:
 
     async def _interrupt(self) -> None:
         """Stop what is in flight and take down how each ended."""
-        tasks = list(self._tasks.values())
+        tasks = [task for task, _ in self._tasks.values()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -1,0 +1,196 @@
+"""The rig: an engine on a real database, driven by hand. Nothing here sleeps to wait."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx2
+
+from interlock.api import Services, create_app
+from interlock.api.follow import Follower
+from interlock.api.views import run_view
+from interlock.definition.workflow import parse
+from interlock.engine import approvals, runs, sweeps, tenants, workflows
+from interlock.engine.leases import reclaim_lost
+from interlock.engine.outside import read_journal
+from interlock.engine.principal import Principal
+from interlock.settings import Settings
+from interlock.store.pool import Database
+from interlock.tools import Registry, tool
+from interlock.wire import Role
+from interlock.worker.loop import Worker
+
+
+class Clock:
+    """The database's time until a test moves it; from then on it only moves when told to."""
+
+    def __init__(self) -> None:
+        self.fixed: datetime | None = None
+
+    def __call__(self) -> datetime | None:
+        return self.fixed
+
+    def freeze(self) -> datetime:
+        self.fixed = self.fixed or datetime.now(UTC)
+        return self.fixed
+
+    def advance(self, seconds: float) -> None:
+        self.fixed = self.freeze() + timedelta(seconds=seconds)
+
+
+class Rig:
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
+        self.database, self.settings, self.clock = database, settings, clock
+        self.plans = workflows.Plans(database)
+        self.tools = Registry()
+        self.follower = Follower(database)
+        self.services = Services(database, settings, self.plans, self.follower)
+        self.app = create_app(self.services)
+        self.admin_key: str
+        self.admin: Principal
+        self._clients: list[httpx2.AsyncClient] = []
+
+    @classmethod
+    async def make(cls, database: Database, settings: Settings, clock: Clock) -> "Rig":
+        rig = cls(database, settings, clock)
+        key = await tenants.bootstrap(database, None)
+        assert key is not None
+        rig.admin_key, rig.admin = key, await tenants.authenticate(database, key)
+        await rig.follower.start()
+        return rig
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+        await self.follower.stop()
+
+    # ------------------------------------------------------------ people
+
+    async def tenant(self, name: str, **limits: Any) -> Principal:
+        row = await self.database.command(lambda tx: tenants.create_tenant(tx, self.database, name, **limits))
+        return await self.person("admin", Role.ADMIN, tenant_id=row["id"])
+
+    async def key(
+        self, name: str, role: Role | str, tenant_id: UUID | None = None, workspace_id: str | None = None
+    ) -> str:
+        tenant = tenant_id or self.admin.tenant_id
+        _, key = await self.database.command(
+            lambda tx: tenants.add_key(tx, self.database, tenant, name, Role(role), workspace_id=workspace_id)
+        )
+        return key
+
+    async def person(self, name: str, role: Role | str, tenant_id: UUID | None = None) -> Principal:
+        return await tenants.authenticate(self.database, await self.key(name, role, tenant_id))
+
+    def http(self, key: str | None = None) -> httpx2.AsyncClient:
+        """A client of the API, in process, with a key's authority ("" for none)."""
+        key = self.admin_key if key is None else key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        client = httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=self.app, raise_app_exceptions=False),
+            base_url="http://test",
+            headers=headers,
+        )
+        self._clients.append(client)
+        return client
+
+    # ------------------------------------------------------------ doing
+
+    def tool(self, name: str, **options: Any) -> Callable[[Any], Any]:
+        return tool(name, register=self.tools, **options)
+
+    async def apply(self, source: str, who: Principal | None = None) -> int:
+        plan = parse(source)
+        row, _ = await self.database.command(lambda tx: workflows.apply(tx, self.database, who or self.admin, plan))
+        version: int = row["version"]
+        return version
+
+    async def start(self, workflow: str, input: Any = None, who: Principal | None = None, **options: Any) -> UUID:
+        who = who or self.admin
+        new = await runs.prepare(self.plans, who, workflow, input=input, **options)
+        if runs.starts_in_queue(new.plan):
+            await runs.start_many(self.database, self.database, who, [new])
+        else:
+            await self.database.command(lambda tx: runs.start_waiting(tx, self.database, who, new))
+        return new.id
+
+    async def approve(self, run_id: UUID, who: Principal | None = None) -> None:
+        await self.database.command(
+            lambda tx: approvals.approve_run(tx, self.database, self.plans, who or self.admin, run_id)
+        )
+
+    async def decide(
+        self, run_id: UUID, *, approves: bool, who: Principal | None = None, reason: str | None = None
+    ) -> None:
+        who = who or self.admin
+        for row in await approvals.listed(self.database, who, status="requested", run_id=run_id):
+            await self.database.command(
+                lambda tx, row=row: approvals.decide(  # type: ignore[misc]
+                    tx, self.database, self.plans, who, row["id"], approves=approves, reason=reason
+                )
+            )
+
+    async def cancel(self, run_id: UUID, who: Principal | None = None) -> None:
+        await self.database.command(lambda tx: runs.cancel(tx, self.database, self.plans, who or self.admin, run_id))
+
+    @asynccontextmanager
+    async def worker(self, capacity: int = 20) -> AsyncIterator[Worker]:
+        """A worker in this process for as long as the block lasts; it drains at the end."""
+        stop = asyncio.Event()
+        worker = Worker(self.database, self.settings, tools=self.tools, capacity=capacity)
+        task = asyncio.create_task(worker.run(stop))
+        try:
+            yield worker
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 30)
+
+    async def sweep(self) -> None:
+        """What the sweeper does in the background, once, at the clock's time."""
+        await sweeps.wake_due(self.database)
+        await sweeps.enforce_deadlines(self.database, self.plans)
+        await reclaim_lost(self.database)
+
+    async def work_until(self, run_id: UUID, *statuses: str, capacity: int = 20) -> dict[str, Any]:
+        """Run a worker until the run is in one of these states (or has ended)."""
+        async with self.worker(capacity):
+            return await self.until(run_id, *statuses)
+
+    async def until(self, run_id: UUID, *statuses: str, seconds: float = 20) -> dict[str, Any]:
+        """Follow the run's own notifications until it is in one of these states (or has ended)."""
+        async with asyncio.timeout(seconds):
+            with self.follower.watching(run_id) as news:
+                while True:
+                    await self.database.fetch("watch_run", self.clock(), run_id, 60.0)
+                    news.clear()
+                    found = await self.run(run_id)
+                    if found["status"] in statuses or found["completed_at"]:
+                        return found
+                    try:
+                        await asyncio.wait_for(news.wait(), 0.5)
+                    except TimeoutError:
+                        continue
+
+    # ------------------------------------------------------------ looking
+
+    async def run(self, run_id: UUID) -> dict[str, Any]:
+        row = await self.database.pool.fetchrow("SELECT * FROM run WHERE id = $1", run_id)
+        view = run_view(row, await read_journal(self.database, self.plans, row))
+        return view | {"step": {step["key"]: step for step in view["steps"]}}
+
+    async def journal(self, run_id: UUID) -> list[str]:
+        """`step: from -event-> to`, one line an entry."""
+        rows = await self.database.fetch("journal_of", [run_id])
+        return [
+            f"{r['step'] or 'run'}: {r['from_state'] or ''} -{r['event']}-> {r['to_state']}"
+            if r["event"]
+            else r["type"]
+            for r in rows
+        ]
+
+    async def sql(self, statement: str, *args: Any) -> list[Any]:
+        rows: list[Any] = await self.database.pool.fetch(statement, *args)
+        return rows
