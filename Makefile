@@ -43,7 +43,7 @@ check: install   ## lint, types, import contracts, generated docs
 bench: install   ## throughput and latency as ratios to a hand-written ceiling
 	@$(BIN)/python -m bench $(ARGS)
 
-docs: install    ## regenerate docs/reference and the migrations' rendered checks
+docs: install    ## regenerate docs/reference
 	@$(BIN)/python -m docs.generate
 
 clean:           ## forget the virtual environment and the embedded database

@@ -1,6 +1,7 @@
 """The rig: an engine on a real database, driven by hand. Nothing here sleeps to wait."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -8,17 +9,19 @@ from typing import Any
 from uuid import UUID
 
 import httpx2
+import orjson
 
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, runs, sweeps, tenants, workflows
+from interlock.engine import approvals, leases, runs, sweeps, tenants, workflows
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
+from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
-from interlock.store.pool import Database
+from interlock.store.pool import Database, Tx
 from interlock.tools import Registry, tool
 from interlock.wire import Role
 from interlock.worker.loop import Worker
@@ -39,6 +42,29 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         self.fixed = self.freeze() + timedelta(seconds=seconds)
+
+
+class Hold:
+    """The body of a tool that says when it was entered and stays inside until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.release, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.entries, self.interrupted = 0, False
+
+    async def __call__(self) -> None:
+        self.entries += 1
+        self.entered.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.interrupted = True
+            raise
+        finally:
+            self.left.set()
+
+    async def inside(self, seconds: float = 20) -> None:
+        """Wait until somebody is in it."""
+        await asyncio.wait_for(self.entered.wait(), seconds)
 
 
 class Rig:
@@ -97,6 +123,45 @@ class Rig:
         self._clients.append(client)
         return client
 
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, key: str | None = None, last_event_id: int | None = None
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """A server-sent event stream, frame by frame as it is sent (the in-process client waits for its end)."""
+        path, _, query = path.partition("?")
+        headers = [(b"accept", b"text/event-stream"), (b"authorization", f"Bearer {key or self.admin_key}".encode())]
+        if last_event_id is not None:
+            headers.append((b"last-event-id", str(last_event_id).encode()))
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+            "headers": headers, "client": ("test", 1), "server": ("test", 80),
+        }  # fmt: skip
+        sent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                assert message["status"] == 200, message
+            elif message.get("body"):
+                sent.put_nowait(message["body"])
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                sent.put_nowait(None)
+
+        task = asyncio.create_task(self.app(scope, receive, send))
+        task.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            yield _frames(sent)
+        finally:
+            gone.set()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
     # ------------------------------------------------------------ doing
 
     def tool(self, name: str, **options: Any) -> Callable[[Any], Any]:
@@ -148,6 +213,13 @@ class Rig:
             stop.set()
             await asyncio.wait_for(task, 30)
 
+    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.Me, list[Any]]:
+        """A worker that claims and then does nothing, not even beat."""
+        me = await leases.register(self.database, capacity=room, lease_seconds=lease_seconds)
+        await leases.move_worker(self.database, me.id, WorkerEvent.START)
+        async with self.database.pool.acquire() as connection:
+            return me, list((await leases.claim(Tx(connection), self.clock(), me, room)).runs)
+
     async def sweep(self) -> None:
         """What the sweeper does in the background, once, at the clock's time."""
         await sweeps.wake_due(self.database)
@@ -174,6 +246,19 @@ class Rig:
                     except TimeoutError:
                         continue
 
+    async def until_journal(self, run_id: UUID, line: str, times: int = 1, seconds: float = 20) -> list[str]:
+        """Follow the run until its journal says this so many times."""
+        async with asyncio.timeout(seconds):
+            with self.follower.watching(run_id) as news:
+                while True:
+                    await self.database.fetch("watch_run", self.clock(), run_id, 60.0)
+                    news.clear()
+                    found = await self.journal(run_id)
+                    if found.count(line) >= times:
+                        return found
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), 0.5)
+
     # ------------------------------------------------------------ looking
 
     async def run(self, run_id: UUID) -> dict[str, Any]:
@@ -194,3 +279,14 @@ class Rig:
     async def sql(self, statement: str, *args: Any) -> list[Any]:
         rows: list[Any] = await self.database.pool.fetch(statement, *args)
         return rows
+
+
+async def _frames(sent: "asyncio.Queue[bytes | None]", seconds: float = 20) -> AsyncIterator[dict[str, Any]]:
+    """Each frame's fields, its data decoded. Frames without an event (the retry hint, heartbeats) are left out."""
+    rest = b""
+    while (chunk := await asyncio.wait_for(sent.get(), seconds)) is not None:
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for frame in whole:
+            fields = dict(line.split(": ", 1) for line in frame.decode().split("\n") if not line.startswith(":"))
+            if "event" in fields:
+                yield fields | {"data": orjson.loads(fields["data"])}

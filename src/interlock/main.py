@@ -119,6 +119,7 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
         print(f"Interlock is at {address}, its API reference at {address}/api/docs", flush=True)
         crews = [asyncio.create_task(_keep_worker(url, concurrency, stop)) for _ in range(workers)]
         await stop.wait()
+        (settings.data_dir / "url").unlink(missing_ok=True)
         await asyncio.gather(*crews)
     return 0
 
@@ -212,4 +213,5 @@ def demo(settings: Settings, yes: bool, console: Console) -> int:
     from interlock import demonstration
 
     configure_logging("warning", settings.log_format)
-    return run_loop(demonstration.play(settings, database_url(settings), yes, console))
+    demonstration.announce(console)
+    return run_loop(demonstration.play(settings, database_url(settings), yes, console, serving))

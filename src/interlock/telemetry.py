@@ -40,7 +40,10 @@ class Metrics:
         r = self.registry
         self.transitions = {
             name: Counter(
-                f"interlock_{name}_transitions", f"Transitions of a {name}.", ["from_state", "to_state"], registry=r
+                f"interlock_{name}_transitions",
+                f"Transitions in the table of the {name}.",
+                ["from_state", "to_state"],
+                registry=r,
             )
             for name in ("run", "step", "approval", "worker")
         }

@@ -8,7 +8,9 @@ error and not a run without a deadline.
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
+import orjson
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
@@ -37,6 +39,15 @@ class Role(Term):
 
 def _as_text(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
+
+
+def _encodable(value: dict[str, Any]) -> dict[str, Any]:
+    """What one parser of JSON reads another may not be able to write: half a character, a number without end."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise ValueError(f"it cannot be stored: {error}") from None
+    return value
 
 
 # A string to whoever reads it, because nobody computes with an id; the server may hand in the UUID it has.
@@ -152,7 +163,7 @@ class NewTrigger(Body):
 class StartRun(Body):
     workflow: Name
     version: PositiveInt | None = None
-    input: dict[str, Any] = {}
+    input: Annotated[dict[str, Any], AfterValidator(_encodable)] = {}
     trigger: NewTrigger | None = None
     deadline_seconds: PositiveFloat | None = None
     request_id: Name | None = None
@@ -255,7 +266,7 @@ class Tenant(View):
 class NewTenant(Body):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,99}$")]
     max_concurrency: PositiveInt | None = None
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1
+    weight: Annotated[float, Field(ge=0.001, le=1000)] = 1
 
 
 class Key(View):

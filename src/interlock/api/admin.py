@@ -87,10 +87,13 @@ async def list_tenants(found: Svc, who: Who, cursor: str | None = None, limit: L
 async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Response:
     """A key of this tenant; its secret is shown this once."""
     who.require(Permission.ADMINISTER)
+    workspace_id = body.workspace_id or who.workspace_id
+    if who.workspace_id not in (None, workspace_id):
+        raise Forbidden(f"a key of workspace {who.workspace_id} makes keys of that workspace only")
 
     async def work(tx: Tx) -> Answer:
         row, key = await tenants.add_key(
-            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=body.workspace_id or who.workspace_id
+            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=workspace_id
         )
         return Answer(201, dump({**key_view(row), "key": key}))
 
@@ -130,5 +133,5 @@ async def list_tools(who: Who) -> Response:
 
 def _require_operator_of_all(who: Who) -> None:
     who.require(Permission.ADMINISTER)
-    if who.tenant != tenants.DEFAULT_TENANT:
+    if who.tenant != tenants.DEFAULT_TENANT or who.workspace_id is not None:
         raise Forbidden(f"tenants are managed by admins of tenant {tenants.DEFAULT_TENANT}")

@@ -13,7 +13,7 @@ from interlock.api import admin, approvals, runs
 from interlock.api.services import Json, Services, problem_body
 from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
 from interlock.lifecycle import RUN
-from interlock.store.pool import TRANSIENT
+from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 
 
@@ -29,6 +29,8 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    for unstorable in UNSTORABLE:
+        app.add_exception_handler(unstorable, _on_unstorable)
     app.add_exception_handler(Exception, _on_surprise)
     app.add_api_route("/healthz", healthz, include_in_schema=False)
     app.add_api_route("/readyz", readyz, include_in_schema=False)
@@ -85,16 +87,28 @@ async def _on_problem(_: Request, error: Exception) -> Response:
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [
-        {"path": ".".join(str(part) for part in fault["loc"]), "message": fault["msg"]} for fault in error.errors()
+        {"path": _readable(".".join(str(part) for part in fault["loc"])), "message": fault["msg"]}
+        for fault in error.errors()
     ]
     detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
     return problem_response(Invalid(detail, errors=faults))
+
+
+def _readable(path: str) -> str:
+    """A field's name may be anything that JSON can write, also half a character."""
+    return path.encode(errors="replace").decode()
+
+
+async def _on_unstorable(_: Request, error: Exception) -> Response:
+    return problem_response(Invalid(f"a value in the request cannot be stored: {error}"))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return problem_response(NotFound(f"there is nothing at {request.url.path}"))
+    if error.status_code == 413:
+        return problem_response(TooLarge(error.detail))
     problem = Problem(str(error.detail), code=f"HTTP_{error.status_code}")
     body = problem_body(problem) | {"status": error.status_code, "title": str(error.detail)}
     return Response(
@@ -118,6 +132,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
+        self._says = f"a request may have {most:,} bytes (INTERLOCK_MAX_BODY_BYTES)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,7 +140,7 @@ class BodyLimit:
             return
         announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
         if announced.isdigit() and int(announced) > self._most:
-            await problem_response(self._problem())(scope, receive, send)
+            await problem_response(TooLarge(self._says))(scope, receive, send)
             return
         received = 0
 
@@ -134,10 +149,8 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._most:
-                raise self._problem()
+                # Of any other exception a route that is reading its body makes a 400.
+                raise HTTPException(413, self._says)
             return message
 
         await self._app(scope, counted, send)
-
-    def _problem(self) -> TooLarge:
-        return TooLarge(f"a request may have {self._most:,} bytes (INTERLOCK_MAX_BODY_BYTES)")

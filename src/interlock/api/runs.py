@@ -2,15 +2,27 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
-from interlock.api.services import Json, Services, Svc, Who, change, encode_cursor, page, uuid_cursor
+from interlock.api.services import (
+    NUMBER,
+    Json,
+    Services,
+    Svc,
+    Who,
+    change,
+    encode_cursor,
+    number_cursor,
+    page,
+    uuid_cursor,
+)
 from interlock.api.views import dump, event_view, new_run_view, run_view
 from interlock.engine import approvals, runs
 from interlock.engine.idempotency import Answer
@@ -53,10 +65,11 @@ async def start(body: StartRun, request: Request, found: Svc, who: Who, wait: Wa
 
     with found.follower.watching(new.id) as news:
         response = await change(found, who, request, work)
-        if wait and response.status_code == 201 and "idempotency-replayed" not in response.headers:
-            row = await _until_settled(found, who, new.id, wait, news)
-            return await _run(found, row, 201)
-    return response
+        if not wait or response.status_code != 201:
+            return response
+        # The key may have answered with a run that was started before; then the poll has to do.
+        run_id = UUID(orjson.loads(bytes(response.body))["id"])
+        return await _run(found, await _until_settled(found, who, run_id, wait, news), 201, response.headers)
 
 
 @router.get("", response_model=Page[Run])
@@ -135,14 +148,16 @@ async def retry(run_id: UUID, request: Request, found: Svc, who: Who) -> Respons
 
 @router.get("/{run_id}/events", response_model=Page[Event])
 async def events(
-    run_id: UUID, request: Request, found: Svc, who: Who, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 500
-) -> Response:
+    run_id: UUID, request: Request, found: Svc, who: Who, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    cursor: str | None = None, limit: Limit = 500,
+) -> Response:  # fmt: skip
     """The run's journal: a page of it, or with `Accept: text/event-stream` all of it as it happens."""
     who.require(Permission.READ)
     row = await runs.get(found.database, who, run_id)
+    after = max(after, number_cursor(cursor))
     if "text/event-stream" in request.headers.get("accept", ""):
         last = request.headers.get("last-event-id", "")
-        after = max(after, int(last)) if last.isdigit() else after
+        after = max(after, int(last)) if NUMBER.fullmatch(last) else after
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return EventSourceResponse(_stream(found, row, after), headers=headers)
     entries = await found.database.fetch("entries_after", run_id, after, limit + 1)
@@ -215,5 +230,8 @@ async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answe
     return Answer(status, dump(view), row["id"])
 
 
-async def _run(found: Services, row: Row, status: int = 200) -> Response:
-    return Json(run_view(row, await read_journal(found.database, found.plans, row)), status)
+async def _run(found: Services, row: Row, status: int = 200, like: Mapping[str, str] | None = None) -> Response:
+    response = Json(run_view(row, await read_journal(found.database, found.plans, row)), status)
+    if like and "idempotency-replayed" in like:
+        response.headers["Idempotency-Replayed"] = like["idempotency-replayed"]
+    return response

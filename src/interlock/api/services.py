@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -45,6 +46,8 @@ async def principal(request: Request, found: Annotated[Services, Depends(service
 Svc = Annotated[Services, Depends(services)]
 Who = Annotated[Principal, Depends(principal)]
 
+# Small enough for any column, and only digits that `int` takes.
+NUMBER = re.compile("[0-9]{1,9}")
 _KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-request-id")
 
 
@@ -136,3 +139,10 @@ def uuid_cursor(cursor: str | None) -> UUID | None:
         return UUID(text) if text is not None else None
     except ValueError:
         raise Invalid("this cursor is not one of ours; leave it out to begin at the start") from None
+
+
+def number_cursor(cursor: str | None) -> int:
+    text = decode_cursor(cursor)
+    if text is not None and not NUMBER.fullmatch(text):
+        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
+    return int(text or 0)

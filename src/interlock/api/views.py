@@ -94,7 +94,7 @@ def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
         "action": {**action, "digest": row["digest"]},
         "rationale": {"rule_ids": [], "reason": "the workflow asks for it here", "policy_digest": None},
         "votes": [
-            {"by": v["voter"].partition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
+            {"by": v["voter"].rpartition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
             for v in votes
             if v["approval_id"] == row["id"]
         ],

@@ -5,12 +5,13 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import orjson
 
 from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals
 from interlock.journal import Ask, Entry, Leave, encode
 from interlock.lifecycle import RunState
-from interlock.store.pool import Database, Tx
+from interlock.store.pool import UNSTORABLE, Database, Tx
 
 
 @dataclass(slots=True)
@@ -107,5 +108,5 @@ async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answ
     return [Answer(w.lease.run_id in there or w.lease.run_id in left, nudged=w.leave is None) for w in writes]
 
 
-# The row itself said no: one write of the batch is wrong, the others are not.
-UNACCEPTABLE = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
+# The row itself said no, or it is not even JSON: one write of the batch is wrong, the others are not.
+UNACCEPTABLE = (asyncpg.IntegrityConstraintViolationError, *UNSTORABLE, orjson.JSONEncodeError)

@@ -50,6 +50,8 @@ async def decide(
             data = {"approval_id": str(approval_id), "votes": len(votes)}
             run.journal.note(EntryType.APPROVAL_VOTE, actor=principal.actor, step=approval["step"], data=data)
             await move_on(tx, database, run)
+        else:
+            await put_back(tx, run)
         return approval
     return await _resolve(tx, database, run, approval, event, principal.actor, reason)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.errors import Conflict, Invalid, Problem
+from interlock.errors import Conflict, Invalid, Problem, Unavailable
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -71,7 +71,9 @@ async def once(
             raise
         answer = problem(error)
         return await database.command(lambda tx: remember_error(tx, answer))
-    except (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError):
+    except Unavailable as error:
+        if not isinstance(error.__cause__, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError):
+            raise
         metrics.idempotency_hits.labels(request.source, "in_flight").inc()
         raise Conflict("the first request with this key is still being answered; try again", code=_IN_FLIGHT) from None
 

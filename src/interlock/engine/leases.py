@@ -51,6 +51,10 @@ async def move_worker(database: Database, worker_id: UUID, event: WorkerEvent, r
         row = await tx.row("lock_worker", worker_id)
         assert row is not None
         state = WorkerState(row["status"])
+        if any(t.event == event and t.target == state for t in WORKER.transitions()):
+            return row  # an earlier try of the same call got through
+        if state == WorkerState.TERMINATED:
+            raise LeaseLost(f"worker {row['name']} was declared lost; its runs were given to others")
         target = WORKER.move(state, event)
         moved = await tx.row("move_worker", database.clock(), worker_id, target, reason, target in WORKER.terminal)
         assert moved is not None

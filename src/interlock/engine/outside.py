@@ -15,6 +15,7 @@ from interlock.journal import (
     Entry,
     Journal,
     Leave,
+    Settle,
     Stop,
     Word,
     advance,
@@ -24,14 +25,14 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, RunState
+from interlock.lifecycle import RUN, RunEvent, RunState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run under its row lock. `journal` is None while a worker holds it: then only its inbox may be written to."""
+    """A run under its row lock. `journal` is None if a worker holds it: then only its inbox may be written to."""
 
     row: Row
     now: datetime
@@ -74,7 +75,8 @@ async def open_run(
     row = await tx.row("lock_run", database.clock(), tenant_id, run_id)
     if row is None or (workspace_id is not None and row["workspace_id"] != workspace_id):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
-    held = row["lease_worker"] is not None
+    # A lost worker may have left mail unread. What it says comes first, so the next holder applies both.
+    held = row["lease_worker"] is not None or row["inbox"] > 0
     journal = None if held else await read_journal(tx, plans, row)
     return OpenRun(row, row["now"], journal, queued)
 
@@ -89,6 +91,7 @@ async def put_back(tx: Tx, run: OpenRun) -> Row:
 async def say(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
     """Apply a word at once if nobody holds the run, else put it into the inbox. Returns the run's row afterwards."""
     if run.journal is None:
+        await put_back(tx, run)
         return await _post(tx, database, run, word)
     apply_word(run.journal, word, in_flight=False)
     return await move_on(tx, database, run)
@@ -111,6 +114,9 @@ async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
         case Stop(ending):
             assert ending is not None
             leave = conclude(journal, ending)
+        case Settle(RunEvent.SUCCEED) if journal.status == RunState.PENDING:
+            # All of it was skipped or carried over. A run that was never claimed cannot succeed; a worker will see.
+            leave = go_on(journal)
         case then:
             leave = conclude(journal, then)
     return await save(tx, database, run, leave, following.ask)
@@ -176,7 +182,7 @@ async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID
 
 
 def observe(workflow: str, entries: list[Entry], row: Any) -> None:
-    """Count and log what was committed. Logging follows 004: created, transitions, checkpoints, completed."""
+    """Count and log what was committed."""
     for e in entries:
         if e.from_state is None or e.to_state is None:
             continue

@@ -78,7 +78,8 @@ async def start_waiting(tx: Tx, database: Database, principal: Principal, new: N
 
 async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
     row = await tx.row(
-        "insert_run", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.workflow, new.version,
+        "insert_run", database.clock(), new.id, principal.tenant_id,
+        resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
     )  # fmt: skip

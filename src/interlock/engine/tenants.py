@@ -84,7 +84,7 @@ async def add_key(
 async def revoke_key(tx: Tx, database: Database, principal: Principal, key_id: UUID) -> Row:
     if key_id == principal.key_id:
         raise Conflict("a key cannot revoke itself; use another admin key", code="KEY_IN_USE")
-    row = await tx.row("revoke_key", database.clock(), principal.tenant_id, key_id)
+    row = await tx.row("revoke_key", database.clock(), principal.tenant_id, key_id, principal.workspace_id)
     if row is None:
         raise NotFound(f"no key {key_id}")
     return row
@@ -95,4 +95,4 @@ async def tenants(database: Database, cursor: UUID | None, limit: int) -> list[R
 
 
 async def keys(database: Database, principal: Principal, cursor: UUID | None, limit: int) -> list[Any]:
-    return await database.fetch("list_keys", principal.tenant_id, cursor, limit)
+    return await database.fetch("list_keys", principal.tenant_id, cursor, limit, principal.workspace_id)

@@ -142,6 +142,7 @@ class Journal:
         """The step is taken up. Its entry is written with its end, or by itself if it takes long."""
         fold.status = STEP.move(fold.status, StepEvent.CLAIM)
         fold.attempt += 1
+        fold.next_run_at = None
 
     def _add(self, entry: Entry) -> Entry:
         self.apply(entry)

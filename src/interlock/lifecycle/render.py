@@ -46,6 +46,8 @@ def legal_entry(run: AnyMachine, step: AnyMachine) -> str:
     return (
         "CASE"
         " WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL"
+        # A CHECK lets NULL pass, and every comparison below is NULL without a target.
+        " WHEN to_state IS NULL THEN false"
         f" WHEN from_state IS NULL THEN step IS NULL AND event = 'create' AND to_state = '{run.initial}'"
         f" WHEN step IS NULL THEN {_legal_moves(run)}"
         f" ELSE {_legal_moves(step)} END"

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -90,9 +91,9 @@ def start(data_dir: Path) -> Joined:
     """Start or join the server of this data directory; it is stopped when the last process that joined ends."""
     base = data_dir.absolute()
     base.mkdir(parents=True, exist_ok=True)
-    users = (base / "postgres.users").open("a")
     with _locked(base / "postgres.lock"):
         server = _ensure_running(base / "postgres")
+        users = (base / "postgres.users").open("a")
         fcntl.flock(users, fcntl.LOCK_SH)
     return Joined(base, server, users)
 
@@ -104,7 +105,7 @@ def _ensure_running(data: Path) -> Embedded:
         _init(data)
     if not _is_running(data):
         options = " ".join(f"-c {key}={value or chr(39) * 2}" for key, value in _SERVER_OPTIONS.items())
-        options += f" -c unix_socket_directories={sockets}"
+        options += f" -c unix_socket_directories={shlex.quote(str(sockets))}"
         server.control("-l", str(data / "server.log"), "-o", options, "start")
     return server
 
@@ -131,7 +132,12 @@ def _socket_dir(data: Path) -> Path:
     """A short path: a socket's name may have 107 bytes, a data directory's may not fit."""
     digest = hashlib.sha256(str(data).encode()).hexdigest()[:12]
     directory = Path(tempfile.gettempdir()) / f"interlock-{digest}"
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    owners = {os.geteuid(), *([pwd.getpwnam(user).pw_uid] if (user := _server_user()) else [])}
+    if directory.stat().st_uid not in owners:
+        raise Unavailable(f"{directory} belongs to somebody else; set TMPDIR to a directory of your own")
+    # There is no password: who can reach the socket is the superuser.
+    directory.chmod(0o700)
     _hand_over(directory)
     return directory
 

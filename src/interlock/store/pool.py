@@ -6,12 +6,13 @@ command can be repeated: ids are made before the call, and a transition that alr
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 # What the driver calls a Record.
 Row = Mapping[str, Any]
 
-# The server went away, is starting or shutting down, or chose us as the victim of a deadlock.
+# The server went away, is starting or shutting down, chose us as the victim of a deadlock, or made us wait too long.
 TRANSIENT: tuple[type[BaseException], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -35,12 +36,17 @@ TRANSIENT: tuple[type[BaseException], ...] = (
     asyncpg.TooManyConnectionsError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
     asyncpg.ReadOnlySQLTransactionError,  # connected to a replica during a fail-over
     asyncpg.InternalClientError,
     ConnectionError,
     OSError,
     TimeoutError,
 )
+
+# A value that no column can hold, found out by the server or already by the driver (whose error is an InterfaceError).
+UNSTORABLE: tuple[type[Exception], ...] = (asyncpg.DataError, asyncpg.exceptions._base.DataError)
 
 
 class Clock(Protocol):
@@ -164,16 +170,16 @@ def behind_pooler(url: str) -> bool:
 
 
 def _without_pooler_mark(url: str) -> str:
-    parts = urlsplit(url)
-    query = "&".join(p for p in parts.query.split("&") if p and p != "pgbouncer=true")
-    return urlunsplit(parts._replace(query=query))
+    # Not through urlunsplit: it makes postgresql:/app of postgresql:///app.
+    address, _, query = url.partition("?")
+    kept = "&".join(p for p in query.split("&") if p and p != "pgbouncer=true")
+    return f"{address}?{kept}" if kept else address
 
 
 def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))
+    if (password := urlsplit(url).password) is not None:
+        url = url.replace(f":{password}@", ":***@", 1)
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
 
 
 async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
@@ -182,6 +188,8 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
     while True:
         try:
             return await attempt()
+        except UNSTORABLE:
+            raise
         except TRANSIENT as error:
             if time.monotonic() + delay > deadline:
                 raise Unavailable(

@@ -1,5 +1,6 @@
 """Context: what a tool is told about the step it is doing, and what it can tell back."""
 
+import math
 import threading
 from typing import Any
 from uuid import UUID
@@ -37,8 +38,10 @@ class Context:
 
     def cost(self, usd: float, *, provider: str | None = None, model: str | None = None, **units: float) -> None:
         """Report what this step cost; it is added up on the step and on the run."""
-        if usd < 0:
-            raise ValueError(f"a cost cannot be negative: {usd}")
+        usd = float(usd)
+        units = {name: amount if isinstance(amount, int) else float(amount) for name, amount in units.items()}
+        if not all(0 <= amount < math.inf for amount in (usd, *units.values())):
+            raise ValueError(f"a cost is a number of at least 0, not {usd} with {units}")
         self.cost_usd += usd
         self.costs = [*(self.costs or ()), {"usd": usd, "provider": provider, "model": model, **units}]
 

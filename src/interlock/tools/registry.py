@@ -55,7 +55,7 @@ class Tool:
             return None
         try:
             return self.key.format(**arguments)
-        except (KeyError, IndexError, AttributeError) as error:
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise Terminal(f"key of {self.name} does not fit its input: {error}") from None
 
 
@@ -123,6 +123,8 @@ def tool(
 
     if not name or any(not (c.isalnum() or c in "._-") for c in name):
         raise Invalid(f"{name!r} is not a tool name; write connector.operation, like shop.refund")
+    if risk not in tuple(Tier):
+        raise Invalid(f"tool {name}: risk is low, med or high, not {risk!r}")
     return decorate
 
 

@@ -15,6 +15,7 @@ from interlock.journal import (
     Ask,
     Command,
     Entry,
+    EntryType,
     Journal,
     Leave,
     Next,
@@ -90,6 +91,8 @@ class Driver:
         except Unacceptable as error:
             await self._interrupt()
             await self._give_up(str(error))
+        finally:
+            self._end_trial()
 
     async def _abandon(self) -> None:
         """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
@@ -102,21 +105,45 @@ class Driver:
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
         self.journal = journal_for(self.row, plan)
-        if self.row["fresh"]:
-            # Two entries are known without reading them: created, and started by this very claim.
-            self.journal.seq, self.journal.status = self.row["seq"], RunState.RUNNING
+        if self.row["fresh"] and self.row["seq"] == 2:
+            # Two entries are known without reading them: created, and started by this very claim. There are more
+            # if the run continues another one, or had a gate or a wait before its first step.
+            self.journal.seq, self.journal.status = 2, RunState.RUNNING
             return
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
         self.journal.replay(entry_of(e) for e in entries)
         self._spent_before = self.journal.cost_usd()
-        if self.row["lost"]:
-            self._reclaim()
+        if _nobody_went_on(entries):
+            await self._stand_trial()
+            if not self._worker.draining:
+                self._reclaim()
 
     def _advance(self) -> Next:
         """Questions to people are kept until the entries that open them are saved."""
         following = advance(self.journal, self.now())
         self._asks += following.ask
         return following
+
+    async def _stand_trial(self) -> None:
+        """A step that lost a second worker is begun again, and counted, when no other such step is under way here.
+
+        One of them may be what kills the workers. Side by side they would all reach the limit together.
+        """
+        if not any(fold.reclaims for fold in self.journal.open_steps()):
+            return
+        while self._worker.on_trial is not None and not (self._mail or self._worker.draining):
+            self._wake.clear()
+            await self._wake.wait()
+        if self._worker.on_trial is None:
+            self._worker.on_trial = self
+            # Long steps are not made to wait for each other to the end.
+            asyncio.get_running_loop().call_later(self._worker.settings.slice_seconds, self._end_trial)
+
+    def _end_trial(self) -> None:
+        if self._worker.on_trial is self:
+            self._worker.on_trial = None
+            for driver in self._worker.drivers.values():
+                driver._wake.set()
 
     def _reclaim(self) -> None:
         """What the lost worker was doing is begun again, and counted: no step kills workers for ever."""
@@ -140,7 +167,7 @@ class Driver:
             await self._take_mail()
         following = self._advance()
         then = following.then
-        if self._overdue and not isinstance(then, Settle):
+        if self._overdue and not self._has_come_to_its_end(then):
             then = Stop(
                 Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
             )
@@ -163,6 +190,11 @@ class Driver:
                 self._do(fold)
             await self._next_outcome()
         return False
+
+    def _has_come_to_its_end(self, then: object) -> bool:
+        """By itself, and not because its last step was interrupted."""
+        interrupted = any(fold.status == StepState.CANCELED for fold in self.journal.steps.values())
+        return isinstance(then, Settle) and (then.event == RunEvent.FAIL or not interrupted)
 
     def _is_at(self, fold: StepFold) -> bool:
         return fold.step.key in self._tasks or any(f is fold for f, _, _ in self._finished)
@@ -218,6 +250,7 @@ class Driver:
 
     def _settle(self, fold: StepFold, outcome: Outcome, began: float) -> None:
         duration_ms = elapsed_ms(began)
+        self._end_trial()
         self._slow.discard(fold.step.key)
         metrics.step_took(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
         match outcome:
@@ -353,7 +386,7 @@ class Driver:
         )  # fmt: skip
 
     def _must_yield(self) -> bool:
-        if self._tasks or self._finished:
+        if self._tasks or self._finished or self._worker.on_trial is self:
             return False
         overstayed = time.monotonic() - self._since > self._worker.settings.slice_seconds
         return self._worker.draining or (self._worker.crowded and overstayed)
@@ -362,11 +395,22 @@ class Driver:
         """What the run produced cannot be stored. Its step fails with that as the reason."""
         self.row = {**dict(self.row), "fresh": False, "lost": False}
         await self._load()
-        for fold in self._advance().start[:1]:
-            self.journal.begin(fold)
+        following = self._advance()
+        for fold in (following.start + following.resume)[:1]:
+            self._begin(fold)
             error = {"type": "Unacceptable", "message": why.replace("\x00", "\ufffd")[:2000]}
             data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
             self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
-        following = self._advance()
-        if isinstance(following.then, Settle):
-            await self._leave(following.then)
+        then = self._advance().then
+        if isinstance(then, Stop):
+            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+        if isinstance(then, Settle):
+            await self._leave(then)
+
+
+def _nobody_went_on(entries: list[Row]) -> bool:
+    """The last that was written under a lease is that it was lost.
+
+    Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
+    """
+    return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED

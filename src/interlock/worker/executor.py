@@ -5,8 +5,9 @@ anything unknown; wrong input, other 4xx and whatever the tool calls Terminal ar
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from interlock.journal import StepFold
 from interlock.tools import Canceled, Context, Registry, Tool
 
 _THREAD_GRACE_SECONDS = 5.0
+_LONGEST_RETRY_SECONDS = 86400.0
+# Not after an escaped backslash: then it is six characters of text.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,19 @@ async def execute(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, te
         )  # fmt: skip
         result = await perform(shop, tool, arguments, context, fold.step.timeout or tool.timeout)
         return Done(encode_output(result, shop.max_output_bytes), context)
-    except (asyncio.CancelledError, Canceled):
-        return Interrupted()
-    except Exception as error:
+    except (asyncio.CancelledError, Canceled) as error:
+        if told_to_stop():
+            return Interrupted()
+        return Failed(describe(error), True, None, context)
+    except (Exception, SystemExit) as error:
         retryable, after = sort(error)
         return Failed(describe(error), retryable, after, context)
+
+
+def told_to_stop() -> bool:
+    """Else a cancellation is the tool's own: of something it awaited, say. To the run that is a failure like others."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def resolve(tools: Registry, fold: StepFold, scope: Scope) -> tuple[Tool, dict[str, Any]]:
@@ -109,7 +121,7 @@ async def in_thread(
 ) -> Any:
     """A thread cannot be stopped from outside: it is told, and given a moment to notice at its next heartbeat."""
     token = context.cancel_token()
-    future = asyncio.get_running_loop().run_in_executor(threads, lambda: tool.function(*args, **arguments))
+    future = asyncio.get_running_loop().run_in_executor(threads, _call, tool, args, arguments)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -120,45 +132,69 @@ async def in_thread(
         raise
 
 
+def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    try:
+        return tool.function(*args, **arguments)
+    except StopIteration as error:
+        # A future takes any exception but this one: it would never be done.
+        raise RuntimeError(f"{tool.name} raised StopIteration") from error
+
+
 def encode_output(result: Any, limit: int) -> str:
     try:
         encoded = orjson.dumps(result)
     except TypeError:
         try:
-            encoded = to_json(result)
+            encoded = to_json(result, inf_nan_mode="null")
+            orjson.loads(encoded)  # a number that nobody could read again
         except (PydanticSerializationError, ValueError) as error:
             raise Terminal(f"the output is not JSON: {error}") from None
     if len(encoded) > limit:
         raise Terminal(
             f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"
         )
-    if b"\\u0000" in encoded:
+    if _NUL.search(encoded):
         raise Terminal("the output contains a NUL character, which PostgreSQL cannot store")
     return encoded.decode()
 
 
-def sort(error: Exception) -> tuple[bool, float | None]:
+def sort(error: BaseException) -> tuple[bool, float | None]:
     """Whether another try may help, and after how many seconds if the error says so."""
     match error:
         case Terminal() | ValidationError():
             return False, None
         case Retryable():
-            return True, error.after
+            return True, _seconds(error.after)
     response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None) or getattr(error, "status_code", None)
-    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429):
+    status = next((s for s in _statuses(error, response) if isinstance(s, int)), None)
+    if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
         return False, None
-    return True, _retry_after(getattr(response, "headers", None))
+    headers = getattr(response, "headers", None) or getattr(error, "headers", None)
+    get: Callable[[str], Any] = getattr(headers, "get", lambda _: None)
+    return True, _seconds(get("Retry-After") or get("retry-after"))
 
 
-def _retry_after(headers: Any) -> float | None:
-    value = headers.get("retry-after") if isinstance(headers, Mapping) else None
-    return float(value) if isinstance(value, str) and value.strip().isdigit() else None
+def _statuses(error: BaseException, response: Any) -> Iterator[Any]:
+    """httpx and requests have a response, most SDKs a `status_code`, aiohttp and urllib a `status`."""
+    yield getattr(response, "status_code", None)
+    yield getattr(error, "status_code", None)
+    yield getattr(error, "status", None)
 
 
-def describe(error: Exception) -> dict[str, Any]:
+def _seconds(value: Any) -> float | None:
+    """What a foreign system says is bounded: a run must not be lost to a nonsensical number."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None  # not said, or as a date
+    return min(seconds, _LONGEST_RETRY_SECONDS) if seconds >= 0 else None
+
+
+def describe(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
-    return {"type": kind, "message": (str(error) or kind)[:2000].replace("\x00", "\ufffd")}
+    message = (str(error) or kind)[:2000].replace("\x00", "\ufffd")
+    # Names of files may have bytes that are no text.
+    return {"type": kind, "message": message.encode(errors="replace").decode()}
 
 
 def elapsed_ms(since: float) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -23,7 +24,7 @@ class Unacceptable(Exception):
 class Flusher:
     """Two connections take turns: while one commits, the steps it does not hold go on and fill the other's batch.
 
-    A run waits for its write before it makes the next one, so its entries stay in order whichever carries them.
+    A run is in one commit at a time: its entries become visible in the order of their numbers, without gaps.
     """
 
     def __init__(self, database: Database, me: Me) -> None:
@@ -31,6 +32,7 @@ class Flusher:
         self._me = me
         self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
         self._filled = asyncio.Event()
+        self._committing: set[UUID] = set()
 
     def put(self, write: Write) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -47,15 +49,35 @@ class Flusher:
                 await self._filled.wait()
                 # Let the steps that are about to finish get into this commit too.
                 await asyncio.sleep(0)
-                # Half of many: the other half is the other connection's, and the steps overlap with both commits.
-                size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
-                batch, self._waiting = self._waiting[:size], self._waiting[size:]
-                if not self._waiting:
+                batch = self._take_batch()
+                if not batch:
                     self._filled.clear()
-                if batch:
+                    continue
+                try:
                     await self._flush(connection, batch)
+                finally:
+                    self._committing.difference_update(write.lease.run_id for write, _ in batch)
+                    if self._waiting:
+                        self._filled.set()
         finally:
             connection.close()
+
+    def _take_batch(self) -> "list[tuple[Write, asyncio.Future[Answer]]]":
+        """Half of many: the other half is the other connection's, and the steps overlap with both commits."""
+        size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
+        batch: list[tuple[Write, asyncio.Future[Answer]]] = []
+        later: list[tuple[Write, asyncio.Future[Answer]]] = []
+        taken = set(self._committing)
+        for item in self._waiting:
+            run_id = item[0].lease.run_id
+            if len(batch) < size and run_id not in taken:
+                batch.append(item)
+                self._committing.add(run_id)
+            else:
+                later.append(item)
+            taken.add(run_id)
+        self._waiting = later
+        return batch
 
     async def _flush(self, connection: "_Connection", batch: "list[tuple[Write, asyncio.Future[Answer]]]") -> None:
         writes = [write for write, _ in batch]
@@ -87,6 +109,8 @@ class Flusher:
                     return answers
                 tried = True
                 return await append(self._database, opened, self._me, writes)
+            except UNACCEPTABLE:
+                raise
             except TRANSIENT as error:
                 log.warning("flush_retry", error=str(error) or type(error).__name__, writes=len(writes))
                 connection.close()

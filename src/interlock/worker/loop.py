@@ -43,6 +43,8 @@ class Worker:
         self.draining = False
         self.abandoning = False
         self.crowded = False
+        self.on_trial: Driver | None = None
+        self._forgot = False
         self.me: leases.Me
         self.flusher: Flusher
         self._wake = asyncio.Event()
@@ -108,8 +110,8 @@ class Worker:
                 )
                 await leases.move_worker(self.database, me.id, WorkerEvent.START)
                 return me
-            except Unavailable as error:
-                log.warning("database_away", detail=error.detail)
+            except (Unavailable, LeaseLost) as error:
+                log.warning("register_retry", detail=error.detail)
 
     async def _drain(self) -> None:
         """Steps that are under way may finish; each run is given back at its next step."""
@@ -137,10 +139,11 @@ class Worker:
             try:
                 if connection is None or connection.is_closed():
                     connection = await asyncpg.connect(**connection_options(self.database))
-                if unsure:
-                    self._take_up(await leases.leases_of(Tx(connection), self.database.clock(), self.me))
-                    unsure = False
                 while True:
+                    if unsure or self._forgot:
+                        self._forgot = False
+                        await self._take_up_forgotten(Tx(connection))
+                        unsure = False
                     await self._room()
                     unsure = True
                     pause = await self._claim_once(Tx(connection))
@@ -182,6 +185,12 @@ class Worker:
         waiting = await tx.value("work_is_waiting")
         return _BUSY_RETRY_SECONDS if waiting else self.settings.poll_seconds
 
+    async def _take_up_forgotten(self, tx: Tx) -> None:
+        """What the database thinks that we hold and we do not: an answer was lost on its way, or a driver failed."""
+        known = set(self.drivers)  # before we ask: one of them may be leaving at this moment
+        held = await leases.leases_of(tx, self.database.clock(), self.me)
+        self._take_up([row for row in held if row["id"] not in known])
+
     def _take_up(self, rows: list[Row]) -> None:
         for row in rows:
             if row["id"] in self.drivers:
@@ -198,8 +207,14 @@ class Worker:
             del self.drivers[driver.lease.run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("drive_failed", run_id=str(driver.lease.run_id), exc_info=error)
+            # Its lease is still ours. Not at once: what fails every time must not keep us busy.
+            asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
         if not self.drivers:
             self._idle.set()
+        self._wake.set()
+
+    def _remember(self) -> None:
+        self._forgot = True
         self._wake.set()
 
     # ------------------------------------------------------------ staying alive

@@ -164,6 +164,7 @@ CREATE TABLE entry (
   CONSTRAINT entry_transition CHECK (
     CASE
     WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL
+    WHEN to_state IS NULL THEN false
     WHEN from_state IS NULL THEN step IS NULL AND event = 'create' AND to_state = 'pending'
     WHEN step IS NULL THEN CASE from_state
     WHEN 'pending' THEN (event, to_state) IN (('start', 'running'), ('hold', 'waiting_approval'), ('park', 'waiting_external'), ('fail', 'failed'), ('cancel', 'canceling'), ('cancel', 'canceled'))
@@ -306,8 +307,8 @@ BEGIN
   PERFORM pg_advisory_xact_lock_shared(hashtextextended(tenant::text, 42));
   UPDATE lane
      SET active = true,
-         -- A lane that rested gets no credit for it: it joins at the turn of those that are waiting.
-         vtime = greatest(vtime, (SELECT vtime FROM lane WHERE active AND NOT full_up ORDER BY vtime LIMIT 1))
+         -- A lane that rested has neither credit nor debt: it joins at the turn of those that are waiting.
+         vtime = coalesce((SELECT vtime FROM lane WHERE active AND NOT full_up ORDER BY vtime LIMIT 1), vtime)
    WHERE tenant_id = tenant AND NOT active;
   IF FOUND THEN
     PERFORM pg_notify('interlock_ready', '');

@@ -26,15 +26,14 @@ SELECT approval.* FROM approval
    AND ($6::text IS NULL OR run.workspace_id = $6)
  ORDER BY approval.id DESC LIMIT $5;
 
--- name: open_approvals_of
-SELECT * FROM approval WHERE run_id = $1 AND status = 'requested' ORDER BY id FOR NO KEY UPDATE;
-
 -- name: votes_on
 SELECT approval_id, voter, decision, reason, at FROM vote WHERE approval_id = ANY($1::uuid[]) ORDER BY at, voter;
 
 -- name: cast_vote
+-- Who said yes may still say no while it is open; what counts is their last word.
 INSERT INTO vote (approval_id, voter, decision, reason, at) VALUES ($2, $3, $4, $5, coalesce($1, now()))
-ON CONFLICT (approval_id, voter) DO NOTHING
+ON CONFLICT (approval_id, voter) DO UPDATE
+   SET decision = excluded.decision, reason = excluded.reason, at = excluded.at
 RETURNING voter;
 
 -- name: resolve_approval

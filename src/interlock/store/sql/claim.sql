@@ -8,14 +8,24 @@
 WITH me AS MATERIALIZED (
   SELECT id FROM worker WHERE id = $2 AND status = 'running' FOR SHARE
 ), turn AS MATERIALIZED (
-  SELECT tenant_id, weight, coalesce(max_concurrency, 2147483647) - in_flight AS room
+  SELECT tenant_id, weight, vtime, coalesce(max_concurrency, 2147483647) - in_flight AS room
     FROM lane
    WHERE active AND NOT full_up AND (SELECT count(*) FROM me) = 1
    ORDER BY vtime
    LIMIT $3
      FOR NO KEY UPDATE SKIP LOCKED
+), pull AS (
+  -- By weight; half of it for a lane that got ahead because others were locked when it was served, until they are level.
+  SELECT tenant_id, room, vtime,
+         weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.5 ELSE 1 END AS pull
+    FROM turn
+), whole AS (
+  SELECT tenant_id, room, vtime, floor($3 * pull / sum(pull) OVER ())::int AS runs FROM pull
+), rounded AS (
+  -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
+  SELECT tenant_id, room, runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs FROM whole
 ), share AS (
-  SELECT tenant_id, least(room, greatest(1, floor($3 * weight / sum(weight) OVER ())::int)) AS share FROM turn
+  SELECT tenant_id, least(room, runs) AS share FROM rounded WHERE runs > 0
 ), picked AS MATERIALIZED (
   SELECT top.tenant_id, top.run_id, top.fresh, top.lost
     FROM share

@@ -32,10 +32,14 @@ SELECT api_key.*, tenant.name AS tenant FROM api_key JOIN tenant ON tenant.id = 
  WHERE hash = $1 AND revoked_at IS NULL;
 
 -- name: list_keys
-SELECT * FROM api_key WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) ORDER BY id DESC LIMIT $3;
+SELECT * FROM api_key
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($4::text IS NULL OR workspace_id = $4)
+ ORDER BY id DESC LIMIT $3;
 
 -- name: revoke_key
-UPDATE api_key SET revoked_at = coalesce(revoked_at, $1, now()) WHERE tenant_id = $2 AND id = $3 RETURNING *;
+UPDATE api_key SET revoked_at = coalesce(revoked_at, $1, now())
+ WHERE tenant_id = $2 AND id = $3 AND ($4::text IS NULL OR workspace_id = $4)
+RETURNING *;
 
 -- name: lock_workflow_name
 SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || $2::text, 7));

@@ -1,0 +1,67 @@
+"""The backlog: a long queue of 1-step runs is drained, and the end of it must go as fast as its beginning."""
+
+import asyncio
+import statistics
+import time
+from itertools import pairwise
+
+from bench import ceiling, engine
+from bench.counter import Counter
+from bench.figures import Figure, Goal, figure
+from bench.session import Session
+from bench.side import OpenSide
+
+_LOOK_SECONDS = 0.2
+_STALLED_SECONDS = 30.0
+_HEAD, _TAIL = (0.02, 0.25), (0.75, 0.98)
+
+Samples = list[tuple[float, int]]
+
+
+async def measure(session: Session) -> list[Figure]:
+    figures = []
+    for name, open_side in (("the ceiling's", ceiling.opened), ("ours", engine.opened)):
+        drains = [await _drain(session, name, open_side, number) for number in range(session.effort.drains)]
+        heads = [_rate(samples, session.effort.backlog, *_HEAD) for samples in drains]
+        tails = [_rate(samples, session.effort.backlog, *_TAIL) for samples in drains]
+        goal = Goal("≥", 0.9) if name == "ours" else None
+        title = f"drain of {session.effort.backlog:,}, {name}: head | tail"
+        figures.append(figure(title, "runs/s", heads, tails, goal, pulses=session.take_pulses()))
+    return figures
+
+
+async def _drain(session: Session, name: str, open_side: OpenSide, number: int) -> Samples:
+    what = f"backlog, drain {number + 1}, {name}"
+    path = session.stage.new_file("counter")
+    counter = Counter(path)
+    async with open_side(session.stage) as side:
+        session.tell(f"{what}: filling the queue")
+        # Before the worker is there, as after a night without one.
+        await side.enqueue(session.effort.backlog, 1)
+        await side.tidy()
+
+        async def drain() -> Samples:
+            async with side.workers(1, str(path)):
+                return await _watch(counter, session.effort.backlog)
+
+        return await session.calmly(what, drain)
+
+
+async def _watch(counter: Counter, target: int) -> Samples:
+    samples: Samples = []
+    began = moved = time.perf_counter()
+    while (count := counter.value()) < target:
+        now = time.perf_counter()
+        if not samples or count > samples[-1][1]:
+            moved = now
+        if now - moved > _STALLED_SECONDS:
+            raise TimeoutError(f"the drain stands still at {count:,} of {target:,}")
+        samples.append((now - began, count))
+        await asyncio.sleep(_LOOK_SECONDS)
+    return samples
+
+
+def _rate(samples: Samples, target: int, low: float, high: float) -> float:
+    """The median of the rates between looks: one disturbed second does not decide."""
+    part = [(at, count) for at, count in samples if low * target <= count <= high * target]
+    return statistics.median((c2 - c1) / (t2 - t1) for (t1, c1), (t2, c2) in pairwise(part))

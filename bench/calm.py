@@ -1,0 +1,64 @@
+"""How the machine is at this moment: a measurement begins when nobody else uses it or slows it down."""
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PATIENCE_SECONDS = 20.0
+_SLOWER = 1.2
+_BUSY_CORES = 0.15
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Microseconds for a fixed piece of Python, and how many cores were busy with something else meanwhile."""
+
+    micros: float
+    others: float
+
+
+def pulse(seconds: float = 0.25) -> Pulse:
+    times, began, busy = [], time.perf_counter(), _busy_seconds()
+    own = time.process_time()
+    while (at := time.perf_counter()) < began + seconds:
+        _work()
+        times.append((time.perf_counter() - at) * 1e6)
+    others = (_busy_seconds() - busy) - (time.process_time() - own)
+    return Pulse(round(statistics.median(times), 1), round(max(others / (time.perf_counter() - began), 0.0), 2))
+
+
+def _work() -> int:
+    seen: dict[str, int] = {}
+    for number in range(1000):
+        seen[str(number)] = number * 3
+    return sum(seen.values())
+
+
+def _busy_seconds() -> float:
+    """Of all cores since the start, with what a hypervisor took away; 0 where the system does not tell."""
+    if not _STAT.exists():
+        return 0.0
+    user, nice, system, _idle, _iowait, *rest = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+class Calm:
+    """Knows the best pulse of this run, and waits for one near it, but not for ever."""
+
+    def __init__(self) -> None:
+        self.best = pulse().micros
+
+    def wait(self) -> Pulse:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            now = pulse()
+            self.best = min(self.best, now.micros)
+            if self.is_calm(now) or time.monotonic() > deadline:
+                return now
+            time.sleep(0.3)
+
+    def is_calm(self, pulse: Pulse) -> bool:
+        return pulse.micros <= self.best * _SLOWER and pulse.others <= _BUSY_CORES

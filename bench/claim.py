@@ -1,0 +1,106 @@
+"""The cost of a claim: it must not grow with the number of tenants that have work, nor with the length of the queue."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bench import engine
+from bench.figures import Figure, Goal, figure
+from bench.session import Session
+from interlock.engine.leases import Me, register
+from interlock.store.pool import Database
+from interlock.store.queries import SQL
+
+_BATCH = 50
+_WARM_UP = 10
+_GOAL = Goal("≤", 2.0)
+
+# Ids as uuid7 makes them, without asking for a server that has the function.
+_ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint + n / 4096), 12, '0') || '7' ||
+  lpad(to_hex(n % 4096), 3, '0') || '8' || left(md5(n::text), 15))::uuid"""
+_TENANTS = f"""
+WITH made AS (
+  INSERT INTO tenant (id, name, created_at) SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
+  RETURNING id
+)
+INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, random() FROM made
+"""
+_RUNS = f"""
+WITH numbered AS MATERIALIZED (
+  SELECT tenant_id, row_number() OVER (ORDER BY tenant_id) - 1 AS number FROM lane WHERE active
+), made AS MATERIALIZED (
+  SELECT {_ID} AS id, tenant_id
+    FROM generate_series(1, $1::int) AS n JOIN numbered ON number = n % (SELECT count(*) FROM numbered)
+), queued AS (
+  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, true, false FROM made
+), journaled AS (
+  INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor)
+  SELECT id, 1, tenant_id, now(), 'run_created', 'create', 'pending', 0, 'bench' FROM made
+)
+INSERT INTO run (id, tenant_id, workflow, workflow_version, status, input, trigger, requested_by, seq, created_at)
+SELECT id, tenant_id, 'noop1', 1, 'pending', '{{}}', '{{"source": "bench"}}', 'bench', 1, now() FROM made
+"""
+
+
+async def measure(session: Session) -> list[Figure]:
+    many, long = session.effort.tenants, session.effort.ready
+    return [
+        await _compare(session, f"claim of {_BATCH}, 10 | {many:,} tenants", (10, 10 * many), (many, 10 * many)),
+        await _compare(session, f"claim of {_BATCH}, 1,000 | {long:,} ready", (10, 1000), (10, long)),
+    ]
+
+
+async def _compare(session: Session, name: str, small: tuple[int, int], large: tuple[int, int]) -> Figure:
+    """Claims of the two take turns, and so do their repetitions."""
+    session.tell(f"{name}: filling two databases")
+    async with _filled(session, *small) as few, _filled(session, *large) as much:
+        for claimer in (few, much):
+            for _ in range(_WARM_UP):
+                await claimer.claim()
+        base, ours = [], []
+        for number in range(session.effort.repetitions):
+            a, b = await session.calmly(f"{name}, round {number + 1}", lambda: _take_turns(session, few, much))
+            base.append(a)
+            ours.append(b)
+    return figure(name, "ms", base, ours, _GOAL, pulses=session.take_pulses())
+
+
+async def _take_turns(session: Session, few: "_Claimer", much: "_Claimer") -> tuple[float, float]:
+    times = [(await few.claim(), await much.claim()) for _ in range(session.effort.claims)]
+    return statistics.median(t for t, _ in times) * 1000, statistics.median(t for _, t in times) * 1000
+
+
+class _Claimer:
+    def __init__(self, connection: Any, me: Me) -> None:
+        self._connection, self._me = connection, me
+
+    async def claim(self) -> float:
+        """Seconds of the statement alone; it is undone, so that every claim finds the same queue."""
+        undone = self._connection.transaction()
+        await undone.start()
+        began = time.perf_counter()
+        rows = await self._connection.fetch(SQL["claim_runs"], None, self._me.id, _BATCH, self._me.actor)
+        took = time.perf_counter() - began
+        await undone.rollback()
+        if sum(row["id"] is not None for row in rows) != _BATCH:
+            raise RuntimeError("a claim of the benchmark was not filled")
+        return took
+
+
+@contextlib.asynccontextmanager
+async def _filled(session: Session, tenants: int, runs: int) -> AsyncIterator[_Claimer]:
+    async with engine.opened(session.stage) as opened:
+        await opened.database.pool.execute(_TENANTS, tenants)
+        await opened.database.pool.execute(_RUNS, runs)
+        await opened.tidy()
+        me = await _working(opened.database)
+        async with opened.database.pool.acquire() as connection:
+            yield _Claimer(connection, me)
+
+
+async def _working(database: Database) -> Me:
+    me = await register(database, capacity=_BATCH, lease_seconds=3600)
+    await database.pool.execute("UPDATE worker SET status = 'running' WHERE id = $1", me.id)
+    return me

@@ -1,0 +1,119 @@
+"""Interlock as it is used: real `interlock worker` and `interlock up` processes, with the settings they come with."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench.processes import running
+from bench.stage import Stage
+from interlock.client import AsyncClient
+from interlock.definition.workflow import parse
+from interlock.engine import tenants, workflows
+from interlock.engine.principal import Principal
+from interlock.engine.runs import prepare, start_many
+from interlock.engine.workflows import Plans
+from interlock.ids import uuid7
+from interlock.lifecycle import RunState
+from interlock.settings import Settings
+from interlock.store.migrate import migrate
+from interlock.store.pool import Database
+
+_TOOLS = str(Path(__file__).with_name("noop_tools.py"))
+_MOST_AT_ONCE = 10_000
+_LENGTHS = (1, 5, 20)
+_KEY = "il_benchmark_only_not_a_secret"
+
+
+class Engine:
+    """The engine's own functions at one end, worker processes at the other."""
+
+    def __init__(self, stage: Stage, url: str, database: Database, principal: Principal) -> None:
+        self._stage, self.url = stage, url
+        self.database, self.principal = database, principal
+        self._plans = Plans(database)
+
+    @contextlib.asynccontextmanager
+    async def workers(self, count: int, counter: str | None = None) -> AsyncIterator[None]:
+        environment = self.environment() | ({"BENCH_COUNTER": counter} if counter else {})
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(count):
+                log = self._stage.new_file("log")
+                await stack.enter_async_context(running(log, "-m", "interlock", "worker", **environment))
+            await self.until_working(count)
+            yield
+
+    async def enqueue(self, runs: int, steps: int) -> None:
+        first = await prepare(self._plans, self.principal, f"noop{steps}")
+        for begun in range(0, runs, _MOST_AT_ONCE):
+            size = min(_MOST_AT_ONCE, runs - begun)
+            news = [dataclasses.replace(first, id=uuid7()) for _ in range(size)]
+            await start_many(self.database, self.database, self.principal, news)
+
+    async def completed(self) -> int:
+        return int(await self.database.pool.fetchval("SELECT count(*) FROM run WHERE status = 'succeeded'"))
+
+    async def tidy(self) -> None:
+        await self.database.pool.execute("VACUUM ANALYZE")
+        await self.database.pool.execute("CHECKPOINT")
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "INTERLOCK_DATABASE_URL": self.url,
+            "INTERLOCK_TOOLS": _TOOLS,
+            "INTERLOCK_DATA_DIR": str(self._stage.new_file("data")),
+        }
+
+    async def until_working(self, workers: int) -> None:
+        live = "SELECT count(*) FROM worker WHERE status = 'running'"
+        async with asyncio.timeout(60):
+            while await self.database.pool.fetchval(live) < workers:  # noqa: ASYNC110 — they are other processes
+                await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def opened(stage: Stage) -> AsyncIterator[Engine]:
+    """A fresh database with the schema, a tenant and the workflows, and nobody working on it."""
+    async with stage.database() as url:
+        database = await Database(url, Settings(statement_timeout_seconds=600)).open()
+        try:
+            await migrate(database)
+            await tenants.bootstrap(database, _KEY)
+            engine = Engine(stage, url, database, await tenants.authenticate(database, _KEY))
+            for steps in _LENGTHS:
+                await _apply(engine, steps)
+            yield engine
+        finally:
+            await database.close()
+
+
+async def _apply(engine: Engine, steps: int) -> None:
+    listed = "".join(f"  - {{id: s{number}, tool: bench.noop}}\n" for number in range(steps))
+    plan = parse(f"name: noop{steps}\nsteps:\n{listed}")
+    await engine.database.command(lambda tx: workflows.apply(tx, engine.database, engine.principal, plan))
+
+
+class Served:
+    """The whole of it: client, HTTP, server, worker."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def run_one(self, steps: int) -> list[float]:
+        run = await self._client.start(f"noop{steps}", wait=10)
+        if run.status is not RunState.SUCCEEDED:
+            raise RuntimeError(f"a run of the benchmark is {run.status}: {run.error}")
+        return [step.output["t"] for step in run.steps]
+
+
+@contextlib.asynccontextmanager
+async def opened_idle(stage: Stage) -> AsyncIterator[Served]:
+    arguments = ("-m", "interlock", "up", "--workers", "1", "--port", "0")
+    async with (
+        opened(stage) as engine,
+        running(stage.new_file("log"), *arguments, says="Interlock is at", **engine.environment()) as line,
+        AsyncClient(line.split("Interlock is at ")[1].split(",")[0], _KEY) as client,
+    ):
+        await engine.until_working(1)
+        yield Served(client)

@@ -1,0 +1,45 @@
+"""What every measurement is given: the stage, how much to do, a calm machine, and somebody to tell how it goes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bench.calm import Calm, Pulse
+from bench.stage import Stage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    repetitions: int
+    drains: int
+    samples: int
+    backlog: int
+    tenants: int
+    ready: int
+    claims: int
+
+
+FULL = Effort(repetitions=5, drains=3, samples=100, backlog=200_000, tenants=10_000, ready=1_000_000, claims=60)
+QUICK = Effort(repetitions=2, drains=1, samples=40, backlog=20_000, tenants=10_000, ready=100_000, claims=20)
+
+
+@dataclass(slots=True)
+class Session:
+    stage: Stage
+    effort: Effort
+    tell: Callable[[str], None]
+    calm: Calm = field(default_factory=Calm)
+    pulses: list[Pulse] = field(default_factory=list)
+
+    async def calmly(self, what: str, measure: Callable[[], Awaitable[T]]) -> T:
+        """Begin when the machine is calm, and keep how it was."""
+        self.tell(f"{what}: waiting for a calm machine")
+        self.pulses.append(self.calm.wait())
+        self.tell(what)
+        return await measure()
+
+    def take_pulses(self) -> list[Pulse]:
+        taken, self.pulses = self.pulses, []
+        return taken

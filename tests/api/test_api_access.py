@@ -1,0 +1,255 @@
+"""Who may do what: tenants, roles, workspaces, keys."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from tests.rig import Rig
+
+from interlock.wire import Key, Page, Problem, Role
+
+GATE = "{name: gate, steps: [{id: ask, approval: {tier: low}}]}"
+
+
+@pytest.fixture
+async def http(rig: Rig) -> httpx2.AsyncClient:
+    await rig.apply(GATE)
+    return rig.http()
+
+
+async def start(http: httpx2.AsyncClient) -> tuple[str, str]:
+    run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
+    [approval] = (await http.get("/api/approvals", params={"run_id": run["id"]})).json()["items"]
+    return run["id"], approval["id"]
+
+
+def problem(answer: httpx2.Response, status: int) -> Problem:
+    assert answer.status_code == status, f"{answer.request.method} {answer.request.url.path}: {answer.text}"
+    assert answer.headers["content-type"] == "application/problem+json"
+    return Problem.model_validate(answer.json())
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_without_a_valid_key_there_is_nothing(rig: Rig, http: httpx2.AsyncClient) -> None:
+    for headers in (
+        {},
+        {"Authorization": "Bearer nope"},
+        {"Authorization": "Basic eDp5"},
+        {"Authorization": "Bearer "},
+    ):
+        answer = await rig.http("").get("/api/runs", headers=headers)
+        assert problem(answer, 401).code == "UNAUTHORIZED"
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_key_is_shown_once_listed_without_its_secret_and_can_be_revoked(
+    rig: Rig, http: httpx2.AsyncClient
+) -> None:
+    answer = await http.post("/api/keys", json={"name": "ci", "role": "operator"})
+    made = Key.model_validate(answer.json())
+    assert (answer.status_code, made.role, made.key is not None) == (201, "operator", True)
+    client = rig.http(made.key)
+    assert (await client.get("/api/runs")).status_code == 200
+    listed = await http.get("/api/keys")
+    assert made.key not in listed.text and "hash" not in listed.text
+    assert [(k.name, k.key) for k in Page[Key].model_validate(listed.json()).items] == [("ci", None), ("admin", None)]
+    revoked = Key.model_validate((await http.delete(f"/api/keys/{made.id}")).json())
+    assert revoked.revoked_at is not None
+    assert problem(await client.get("/api/runs"), 401).code == "UNAUTHORIZED"
+    # Revoking again keeps the time of the first.
+    assert (await http.delete(f"/api/keys/{made.id}")).json()["revoked_at"] == revoked.model_dump(mode="json")[
+        "revoked_at"
+    ].replace("Z", "+00:00")
+
+
+async def test_a_key_cannot_revoke_itself(rig: Rig, http: httpx2.AsyncClient) -> None:
+    assert problem(await http.delete(f"/api/keys/{rig.admin.key_id}"), 409).code == "KEY_IN_USE"
+    assert (await http.get("/api/keys")).status_code == 200
+
+
+async def test_keys_are_stored_as_hashes_only(rig: Rig, http: httpx2.AsyncClient) -> None:
+    key = (await http.post("/api/keys", json={"name": "ci", "role": "viewer"})).json()["key"]
+    [row] = await rig.sql("SELECT count(*) AS n FROM api_key WHERE api_key::text LIKE '%' || $1 || '%'", key)
+    assert row["n"] == 0
+
+
+# ---------------------------------------------------------------- roles
+
+# What each role may do; all may look.
+MAY = {
+    Role.VIEWER: set(),
+    Role.OPERATOR: {"start", "stop", "define"},
+    Role.APPROVER: {"approve"},
+    Role.AGENT: {"start"},
+    Role.ADMIN: {"start", "stop", "define", "approve", "administer"},
+}
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_role_may_do_exactly_what_it_says(rig: Rig, http: httpx2.AsyncClient, role: Role) -> None:
+    mine = rig.http(await rig.key("me", role))
+    spare = (await http.post("/api/keys", json={"name": "spare", "role": "viewer"})).json()["id"]
+    ids = [await start(http) for _ in range(6)]
+    canceled, _ = await start(http)
+    await http.post(f"/api/runs/{canceled}/cancel")
+    workflow = {"name": "w", "steps": [{"id": "a", "tool": "t.x"}]}
+    calls: list[tuple[str, str, str, Any]] = [
+        ("read", "GET", "/api/runs", None),
+        ("read", "GET", f"/api/runs/{ids[0][0]}", None),
+        ("read", "GET", f"/api/runs/{ids[0][0]}/events", None),
+        ("read", "GET", "/api/approvals", None),
+        ("read", "GET", f"/api/approvals/{ids[0][1]}", None),
+        ("read", "GET", "/api/workflows", None),
+        ("read", "GET", "/api/workflows/gate", None),
+        ("read", "GET", "/api/workers", None),
+        ("read", "GET", "/api/tools", None),
+        ("start", "POST", "/api/runs", {"workflow": "gate"}),
+        ("start", "POST", f"/api/runs/{canceled}/retry", None),
+        ("approve", "POST", f"/api/runs/{ids[1][0]}/approve", None),
+        ("approve", "POST", f"/api/approvals/{ids[2][1]}/approve", None),
+        ("approve", "POST", f"/api/approvals/{ids[3][1]}/reject", None),
+        ("stop", "POST", f"/api/runs/{ids[4][0]}/cancel", None),
+        ("stop", "POST", f"/api/runs/{ids[5][0]}/interrupt", None),
+        ("define", "POST", "/api/workflows", workflow),
+        ("administer", "GET", "/api/keys", None),
+        ("administer", "POST", "/api/keys", {"name": "k", "role": "viewer"}),
+        ("administer", "DELETE", f"/api/keys/{spare}", None),
+        ("administer", "GET", "/api/tenants", None),
+        ("administer", "POST", "/api/tenants", {"name": "acme"}),
+    ]
+    for permission, method, path, body in calls:
+        answer = await mine.request(method, path, json=body)
+        if permission == "read" or permission in MAY[role]:
+            assert answer.is_success, f"{role} {method} {path}: {answer.text}"
+        else:
+            refused = problem(answer, 403)
+            assert (refused.code, answer.json()["role"]) == ("FORBIDDEN", role)
+    statuses = [(await http.get(f"/api/runs/{run_id}")).json()["status"] for run_id, _ in ids[1:]]
+    assert statuses[:3] == (
+        ["succeeded", "succeeded", "failed"] if "approve" in MAY[role] else ["waiting_approval"] * 3
+    )
+    assert statuses[3:] == (["canceled"] * 2 if "stop" in MAY[role] else ["waiting_approval"] * 2)
+
+
+# ---------------------------------------------------------------- tenants
+
+
+async def test_only_admins_of_the_default_tenant_manage_tenants(rig: Rig, http: httpx2.AsyncClient) -> None:
+    made = await http.post("/api/tenants", json={"name": "acme", "max_concurrency": 5, "weight": 2.5})
+    assert (made.status_code, made.json()["max_concurrency"], made.json()["weight"]) == (201, 5, 2.5)
+    acme = rig.http(made.json()["key"])
+    assert problem(await acme.post("/api/tenants", json={"name": "other"}), 403).code == "FORBIDDEN"
+    assert problem(await acme.get("/api/tenants"), 403).code == "FORBIDDEN"
+    assert problem(await http.post("/api/tenants", json={"name": "acme"}), 409).code == "TENANT_EXISTS"
+    listed = (await http.get("/api/tenants")).json()["items"]
+    assert [t["name"] for t in listed] == ["default", "acme"]
+    assert "key" not in listed[1]
+
+
+async def test_what_belongs_to_another_tenant_does_not_exist(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run_id, approval_id = await start(http)
+    key_id = (await http.post("/api/keys", json={"name": "k", "role": "viewer"})).json()["id"]
+    before = (await http.get(f"/api/runs/{run_id}/events")).json()
+    other = rig.http((await http.post("/api/tenants", json={"name": "other"})).json()["key"])
+    for method, path, body in [
+        ("GET", f"/api/runs/{run_id}", None),
+        ("GET", f"/api/runs/{run_id}?wait=5", None),
+        ("GET", f"/api/runs/{run_id}/events", None),
+        ("POST", f"/api/runs/{run_id}/approve", None),
+        ("POST", f"/api/runs/{run_id}/cancel", None),
+        ("POST", f"/api/runs/{run_id}/interrupt", None),
+        ("POST", f"/api/runs/{run_id}/retry", None),
+        ("GET", f"/api/approvals/{approval_id}", None),
+        ("POST", f"/api/approvals/{approval_id}/approve", None),
+        ("POST", f"/api/approvals/{approval_id}/reject", None),
+        ("GET", "/api/workflows/gate", None),
+        ("GET", "/api/workflows/gate?version=1", None),
+        ("POST", "/api/runs", {"workflow": "gate"}),
+        ("POST", "/api/runs", {"workflow": "gate", "version": 1}),
+        ("DELETE", f"/api/keys/{key_id}", None),
+    ]:
+        theirs = problem(await other.request(method, path, json=body), 404)
+        # Word for word what a thing that never was answers.
+        nothing = "01a1e364-c6f4-7000-9218-ef8063d9932c"
+        made_up = path.replace(run_id, nothing).replace(approval_id, nothing).replace(key_id, nothing)
+        never = problem(await http.request(method, made_up.replace("gate", "never"), json=_never(body)), 404)
+        assert theirs.code == never.code
+    stream = await other.get(f"/api/runs/{run_id}/events", headers={"Accept": "text/event-stream"})
+    assert problem(stream, 404).code == "RUN_NOT_FOUND"
+    for path in ("/api/runs", "/api/approvals", "/api/workflows", f"/api/approvals?run_id={run_id}"):
+        assert (await other.get(path)).json() == {"items": [], "next_cursor": None}
+    assert [k["name"] for k in (await other.get("/api/keys")).json()["items"]] == ["admin"]
+    assert (await http.get(f"/api/runs/{run_id}/events")).json() == before
+    assert (await rig.sql("SELECT revoked_at FROM api_key WHERE name = 'k'"))[0]["revoked_at"] is None
+
+
+def _never(body: dict[str, Any] | None) -> dict[str, Any] | None:
+    return body and body | {"workflow": "never"}
+
+
+async def test_the_same_workflow_name_is_another_workflow_in_another_tenant(rig: Rig, http: httpx2.AsyncClient) -> None:
+    other = rig.http((await http.post("/api/tenants", json={"name": "other"})).json()["key"])
+    source = GATE.replace("tier: low", "tier: high")
+    answer = await other.post("/api/workflows", content=source, headers={"content-type": "application/yaml"})
+    assert answer.json()["version"] == 1
+    assert (await http.get("/api/workflows/gate")).json()["digest"] != answer.json()["digest"]
+
+
+# ---------------------------------------------------------------- workspaces
+
+
+@pytest.fixture
+async def blue(rig: Rig, http: httpx2.AsyncClient) -> httpx2.AsyncClient:
+    return rig.http(await rig.key("blue", "admin", workspace_id="blue"))
+
+
+@pytest.fixture
+async def red(rig: Rig, http: httpx2.AsyncClient) -> httpx2.AsyncClient:
+    return rig.http(await rig.key("red", "admin", workspace_id="red"))
+
+
+async def test_a_key_of_a_workspace_sees_and_moves_only_its_own(
+    http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
+) -> None:
+    run_id, approval_id = await start(blue)
+    outside, _ = await start(http)
+    assert (await blue.get(f"/api/runs/{run_id}")).json()["workspace_id"] == "blue"
+    for method, path in [
+        ("GET", f"/api/runs/{run_id}"),
+        ("GET", f"/api/runs/{run_id}/events"),
+        ("POST", f"/api/runs/{run_id}/approve"),
+        ("POST", f"/api/runs/{run_id}/cancel"),
+        ("POST", f"/api/runs/{run_id}/retry"),
+        ("GET", f"/api/approvals/{approval_id}"),
+        ("POST", f"/api/approvals/{approval_id}/approve"),
+        ("POST", f"/api/approvals/{approval_id}/reject"),
+        ("GET", f"/api/runs/{outside}"),
+        ("POST", f"/api/runs/{outside}/cancel"),
+    ]:
+        problem(await red.request(method, path), 404)
+    assert (await red.get("/api/runs")).json()["items"] == []
+    assert (await red.get("/api/approvals")).json()["items"] == []
+    assert [r["id"] for r in (await blue.get("/api/runs")).json()["items"]] == [run_id]
+    assert [a["id"] for a in (await blue.get("/api/approvals")).json()["items"]] == [approval_id]
+    # A key without a workspace is the tenant's.
+    assert len((await http.get("/api/runs")).json()["items"]) == 2
+    assert (await http.post(f"/api/approvals/{approval_id}/approve")).json()["status"] == "approved"
+
+
+async def test_an_admin_of_a_workspace_cannot_reach_beyond_it(
+    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
+) -> None:
+    made = await blue.post("/api/keys", json={"name": "mine", "role": "viewer"})
+    assert (made.status_code, made.json()["workspace_id"]) == (201, "blue")
+    same = await blue.post("/api/keys", json={"name": "same", "role": "viewer", "workspace_id": "blue"})
+    assert same.json()["workspace_id"] == "blue"
+    foreign = await blue.post("/api/keys", json={"name": "spy", "role": "admin", "workspace_id": "red"})
+    assert problem(foreign, 403).code == "FORBIDDEN"
+    assert problem(await blue.post("/api/tenants", json={"name": "acme"}), 403).code == "FORBIDDEN"
+    assert problem(await blue.get("/api/tenants"), 403).code == "FORBIDDEN"
+    assert {k["workspace_id"] for k in (await blue.get("/api/keys")).json()["items"]} == {"blue"}
+    problem(await blue.delete(f"/api/keys/{rig.admin.key_id}"), 404)
+    problem(await red.delete(f"/api/keys/{made.json()['id']}"), 404)
+    assert (await blue.delete(f"/api/keys/{made.json()['id']}")).status_code == 200

@@ -1,0 +1,156 @@
+"""The same request twice, over HTTP: one effect, equal answers."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+from tests.rig import Rig
+
+from interlock.settings import Settings
+
+ECHO = "{name: echo, steps: [{id: a, tool: t.echo}]}"
+GATE = "{name: gate, steps: [{id: ask, approval: {}}]}"
+
+
+@pytest.fixture
+async def http(rig: Rig) -> httpx2.AsyncClient:
+    await rig.apply(ECHO)
+    await rig.apply(GATE)
+    return rig.http()
+
+
+async def runs(rig: Rig) -> int:
+    [row] = await rig.sql("SELECT count(*) AS n FROM run")
+    n: int = row["n"]
+    return n
+
+
+@pytest.mark.parametrize("workflow", ["echo", "gate"])
+async def test_the_same_key_twice_is_one_run(rig: Rig, http: httpx2.AsyncClient, workflow: str) -> None:
+    body, headers = {"workflow": workflow, "input": {"x": 1}}, {"Idempotency-Key": "k1"}
+    first = await http.post("/api/runs", json=body, headers=headers)
+    second = await http.post("/api/runs", json=body, headers=headers)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.content == second.content
+    assert ("idempotency-replayed" in first.headers, second.headers["idempotency-replayed"]) == (False, "true")
+    assert await runs(rig) == 1
+
+
+@pytest.mark.parametrize("workflow", ["echo", "gate"])
+async def test_the_same_key_fifty_times_at_once_is_one_run(rig: Rig, http: httpx2.AsyncClient, workflow: str) -> None:
+    body, headers = {"workflow": workflow}, {"Idempotency-Key": "k1"}
+    answers = await asyncio.gather(*(http.post("/api/runs", json=body, headers=headers) for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
+    assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
+    assert (await runs(rig), len(await rig.sql("SELECT * FROM ready"))) == (1, int(workflow == "echo"))
+
+
+async def test_the_same_key_with_another_request_is_refused(rig: Rig, http: httpx2.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}}, headers=headers)).json()
+    for path, body in (
+        ("/api/runs", {"workflow": "gate", "input": {"x": 2}}),
+        (f"/api/runs/{run['id']}/cancel", {}),
+    ):
+        answer = await http.post(path, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert await runs(rig) == 1
+    # It is the meaning that counts, not the spelling.
+    answer = await http.post(
+        "/api/runs", content=b' {"input":{"x":1},\n "workflow": "gate"}',
+        headers=headers | {"content-type": "application/json"},
+    )  # fmt: skip
+    assert (answer.status_code, answer.json()["id"]) == (201, run["id"])
+
+
+@pytest.mark.parametrize("how", ["Idempotency-Key", "X-Idempotency-Key", "X-Request-ID", "body"])
+async def test_a_key_can_be_given_in_four_ways(rig: Rig, http: httpx2.AsyncClient, how: str) -> None:
+    body: dict[str, Any] = {"workflow": "gate"}
+    headers = {} if how == "body" else {how: "k1"}
+    if how == "body":
+        body["request_id"] = "k1"
+    first, second = [await http.post("/api/runs", json=body, headers=headers) for _ in range(2)]
+    assert (first.status_code, first.content == second.content, await runs(rig)) == (201, True, 1)
+
+
+async def test_errors_are_replayed_too(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
+    await http.post(f"/api/runs/{run['id']}/approve")
+    headers = {"Idempotency-Key": "k1"}
+    first, second = [await http.post(f"/api/runs/{run['id']}/cancel", headers=headers) for _ in range(2)]
+    assert (first.status_code, first.json()["code"]) == (409, "RUN_TERMINAL_STATE")
+    assert (second.status_code, second.json()) == (409, first.json())
+    assert second.headers["idempotency-replayed"] == "true"
+    assert second.headers["content-type"] == "application/problem+json"
+
+
+async def test_every_call_that_changes_something_can_be_repeated(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
+    [approval] = (await http.get("/api/approvals")).json()["items"]
+    calls: list[tuple[str, str, Any]] = [
+        ("POST", "/api/keys", {"name": "k", "role": "viewer"}),
+        ("POST", "/api/tenants", {"name": "acme"}),
+        ("POST", "/api/workflows", {"name": "w", "steps": [{"id": "a", "tool": "t.x"}]}),
+        ("POST", f"/api/approvals/{approval['id']}/reject", {"reason": "no"}),
+        ("POST", f"/api/runs/{run['id']}/retry", None),
+    ]
+    for number, (method, path, body) in enumerate(calls):
+        headers = {"Idempotency-Key": f"k{number}"}
+        first, second = [await http.request(method, path, json=body, headers=headers) for _ in range(2)]
+        assert (first.is_success, first.content == second.content) == (True, True), (path, first.text, second.text)
+        assert second.headers["idempotency-replayed"] == "true"
+    assert await runs(rig) == 2
+    assert len(await rig.sql("SELECT * FROM tenant")) == 2
+
+
+async def test_keys_of_two_callers_are_two_keys(rig: Rig, http: httpx2.AsyncClient) -> None:
+    other = rig.http(await rig.key("other", "operator"))
+    headers = {"Idempotency-Key": "k1"}
+    first = await http.post("/api/runs", json={"workflow": "gate"}, headers=headers)
+    second = await other.post("/api/runs", json={"workflow": "gate"}, headers=headers)
+    assert (first.json()["id"] != second.json()["id"], await runs(rig)) == (True, 2)
+
+
+async def test_a_key_is_forgotten_after_a_day(rig: Rig, http: httpx2.AsyncClient) -> None:
+    rig.clock.freeze()
+    headers = {"Idempotency-Key": "k1"}
+    first = await http.post("/api/runs", json={"workflow": "gate"}, headers=headers)
+    rig.clock.advance(24 * 3600 - 1)
+    again = await http.post("/api/runs", json={"workflow": "gate"}, headers=headers)
+    rig.clock.advance(2)
+    later = await http.post("/api/runs", json={"workflow": "echo"}, headers=headers)
+    assert (again.json()["id"], later.status_code) == (first.json()["id"], 201)
+    assert await runs(rig) == 2
+
+
+async def test_a_key_that_is_too_long_is_refused(http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k" * 256})
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
+
+
+class TestImpatient:
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return Settings(lock_timeout_seconds=0.05, database_patience_seconds=0.1)
+
+    async def test_a_request_whose_twin_is_still_under_way_is_told_so(
+        self, rig: Rig, http: httpx2.AsyncClient, url: str
+    ) -> None:
+        other: Any = await asyncpg.connect(url)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(
+            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at)"
+            " VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day')",
+            rig.admin.tenant_id, f"api:{rig.admin.key_id}:k1",
+        )  # fmt: skip
+        answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
+        assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_CONFLICT")
+        await transaction.rollback()
+        await other.close()
+        answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
+        assert answer.status_code == 201

@@ -1,0 +1,197 @@
+"""Whatever is wrong with a request: an answer that says so, as problem+json, and never a 500."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from tests.rig import Rig
+
+from interlock.settings import Settings
+from interlock.wire import Problem
+
+GATE = "{name: gate, steps: [{id: ask, approval: {tier: low, summary: 'Pay ${input.x}'}}]}"
+TOOL = "{name: tool, steps: [{id: a, tool: t.x, input: {value: '${input.x}'}}]}"
+
+
+@pytest.fixture
+async def http(rig: Rig) -> httpx2.AsyncClient:
+    await rig.apply(GATE)
+    await rig.apply(TOOL)
+    return rig.http()
+
+
+def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, f"{answer.request.method} {answer.request.url}: {answer.text}"
+    assert answer.headers["content-type"] == "application/problem+json"
+    found = Problem.model_validate(answer.json())
+    assert found.status == status and found.title and found.type.startswith("urn:interlock:problem:")
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def test_a_body_that_is_not_json(http: httpx2.AsyncClient) -> None:
+    for content in (b"{", b"[1,", b"\xff\xfe", b"workflow: gate", b""):
+        answer = await http.post("/api/runs", content=content, headers={"content-type": "application/json"})
+        assert problem(answer, 422)["code"] == "INVALID_REQUEST"
+
+
+async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClient) -> None:
+    for body, path in [
+        ({}, "body.workflow"),
+        ([], "body"),
+        ("gate", "body"),
+        ({"workflow": 5}, "body.workflow"),
+        ({"workflow": ""}, "body.workflow"),
+        ({"workflow": "gate", "deadline_second": 5}, "body.deadline_second"),
+        ({"workflow": "gate", "deadline_seconds": -1}, "body.deadline_seconds"),
+        ({"workflow": "gate", "deadline_seconds": "soon"}, "body.deadline_seconds"),
+        ({"workflow": "gate", "version": 0}, "body.version"),
+        ({"workflow": "gate", "version": "new"}, "body.version"),
+        ({"workflow": "gate", "input": [1]}, "body.input"),
+        ({"workflow": "gate", "trigger": {"source": "api", "hm": 1}}, "body.trigger.hm"),
+        ({"workflow": "gate", "request_id": "a\x00b"}, "body.request_id"),
+    ]:
+        found = problem(await http.post("/api/runs", json=body), 422)
+        assert found["code"] == "INVALID_REQUEST"
+        assert path in [error["path"] for error in found["errors"]], found
+        assert path in found["detail"]
+
+
+async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
+    json = {"content-type": "application/json"}
+    calls: list[tuple[str, str, bytes]] = [
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": "a\\u0000b"}}'),
+        ("POST", "/api/runs", b'{"workflow": "gate", "input": {"x": "a\\u0000b"}}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": "\\ud800"}}'),
+        ("POST", "/api/runs", b'{"workflow": "gate", "input": {"x": "\\ud800"}}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "trigger": {"source": "\\ud800"}}'),
+        ("POST", "/api/runs", b'{"workflow": "\\ud800"}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "\\ud800": 1}'),
+        ("POST", "/api/workflows", b'{"name": "w", "description": "\\ud800", "steps": [{"id": "a", "tool": "t.x"}]}'),
+        ("POST", "/api/workflows", b'{"name": "w", "description": "\\u0000", "steps": [{"id": "a", "tool": "t.x"}]}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": 1' + b"0" * 400 + b"}}"),
+        ("POST", "/api/runs", b'{"workflow": "tool", "version": 2147483648}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "deadline_seconds": 1e300}'),
+        ("POST", "/api/runs", b'{"workflow": "gate", "deadline_seconds": 1e300}'),
+        ("POST", "/api/runs", b'{"workflow": "gate", "deadline_seconds": Infinity}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": ' + b'{"x":' * 600 + b"1" + b"}" * 601),
+        ("POST", f"/api/runs/{run}/cancel", b'{"reason": "\\ud800"}'),
+        ("POST", f"/api/runs/{run}/approve", b'{"reason": "\\ud800"}'),
+        ("POST", "/api/keys", b'{"name": "\\ud800", "role": "viewer"}'),
+        ("POST", "/api/keys", b'{"name": "a", "role": "viewer", "workspace_id": "\\ud800"}'),
+        ("POST", "/api/tenants", b'{"name": "a", "max_concurrency": 2147483648}'),
+        ("POST", "/api/tenants", b'{"name": "a", "weight": 1e-320}'),
+        ("GET", "/api/runs?workflow=a%00b", b""),
+        ("GET", "/api/workflows/a%00b", b""),
+        ("GET", "/api/workflows?cursor=AGE", b""),
+        ("GET", f"/api/runs/{run}/events?after=2147483648", b""),
+        ("GET", f"/api/runs/{run}/events?after=99999999999999999999", b""),
+    ]
+    for method, path, content in calls:
+        answer = await http.request(method, path, content=content or None, headers=json if content else {})
+        assert answer.status_code in (404, 422), f"{method} {path} {content[:80]!r}: {answer.text}"
+        problem(answer, answer.status_code)
+    [row] = await rig.sql("SELECT count(*) AS n, count(completed_at) AS ended FROM run")
+    assert (row["n"], row["ended"]) == (1, 0)
+
+
+async def test_a_big_number_in_an_input_is_taken_or_refused_but_never_lost(http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 2**63}})
+    if answer.status_code == 201:
+        assert (await http.get(f"/api/runs/{answer.json()['id']}")).json()["input"] == {"x": 2**63}
+    else:
+        problem(answer, 422)
+
+
+async def test_ids_cursors_and_parameters_that_cannot_be(http: httpx2.AsyncClient) -> None:
+    run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
+    for path in [
+        "/api/runs/not-an-id",
+        "/api/approvals/123",
+        "/api/runs?cursor=!!!",
+        "/api/runs?cursor=bm90LWFuLWlk",
+        "/api/runs?cursor=%C3%BC",
+        "/api/approvals?cursor=x",
+        "/api/keys?cursor=zzz",
+        "/api/tenants?cursor=zzz",
+        "/api/runs?limit=0",
+        "/api/runs?limit=1001",
+        "/api/runs?limit=ten",
+        "/api/runs?status=sleeping",
+        "/api/runs?session_id=5",
+        "/api/approvals?status=pending",
+        f"/api/runs/{run}/events?after=-1",
+        f"/api/runs/{run}/events?cursor=bm90LWFuLWlk",
+        f"/api/runs/{run}?wait=61",
+        f"/api/runs/{run}?wait=nan",
+        "/api/workflows/gate?version=0",
+    ]:
+        assert problem(await http.get(path), 422)["code"] == "INVALID_REQUEST", path
+
+
+async def test_what_is_not_there(http: httpx2.AsyncClient) -> None:
+    for path, code in [
+        (f"/api/runs/{uuid4()}", "RUN_NOT_FOUND"),
+        (f"/api/approvals/{uuid4()}", "APPROVAL_NOT_FOUND"),
+        ("/api/workflows/none", "WORKFLOW_NOT_FOUND"),
+        ("/api/workflows/gate?version=9", "WORKFLOW_NOT_FOUND"),
+        ("/api/nothing", "NOT_FOUND"),
+        ("/", "NOT_FOUND"),
+    ]:
+        assert problem(await http.get(path), 404)["code"] == code
+    assert problem(await http.post("/api/runs", json={"workflow": "none"}), 404)["code"] == "WORKFLOW_NOT_FOUND"
+
+
+async def test_a_method_that_is_not_for_this_path(http: httpx2.AsyncClient) -> None:
+    for method, path in (
+        ("PUT", "/api/runs"),
+        ("DELETE", f"/api/runs/{uuid4()}"),
+        ("GET", f"/api/runs/{uuid4()}/approve"),
+    ):
+        answer = await http.request(method, path)
+        assert problem(answer, 405)["code"] == "HTTP_405"
+        assert answer.headers["allow"]
+
+
+async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -> None:
+    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    found = problem(await http.get("/api/runs"), 500)
+    assert (found["code"], "column" in found["detail"]) == ("INTERNAL_ERROR", False)
+
+
+class TestBodies:
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return Settings(max_body_bytes=2000)
+
+    @pytest.mark.parametrize(
+        "path", ["/api/runs", "/api/workflows", "/api/runs/{id}/cancel", "/api/approvals/{id}/approve"]
+    )
+    async def test_a_body_that_is_too_large_is_refused_announced_or_not(
+        self, http: httpx2.AsyncClient, path: str
+    ) -> None:
+        path = path.replace("{id}", str(uuid4()))
+        body = b'{"workflow": "gate", "input": {"x": "' + b"x" * 2000 + b'"}}'
+        headers = {"content-type": "application/json"}
+        assert problem(await http.post(path, content=body, headers=headers), 413)["code"] == "BODY_TOO_LARGE"
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 100):
+                yield body[start : start + 100]
+
+        assert problem(await http.post(path, content=chunks(), headers=headers), 413)["code"] == "BODY_TOO_LARGE"
+
+    async def test_a_body_just_within_the_limit_is_taken(self, http: httpx2.AsyncClient) -> None:
+        body = b'{"workflow": "gate", "input": {"x": "' + b"x" * 1960 + b'"}}'
+        assert len(body) <= 2000
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield body[:1000]
+            yield body[1000:]
+
+        headers = {"content-type": "application/json"}
+        assert (await http.post("/api/runs", content=body, headers=headers)).status_code == 201
+        assert (await http.post("/api/runs", content=chunks(), headers=headers)).status_code == 201

@@ -1,0 +1,365 @@
+"""/api/runs over HTTP: start, look, approve, cancel, retry."""
+
+import asyncio
+import contextlib
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+from tests.rig import Hold, Rig
+
+from interlock.wire import Page, Run
+
+ECHO = "{name: echo, steps: [{id: a, tool: t.echo, input: {value: '${input.x}'}}]}"
+GATE = "{name: gate, steps: [{id: ask, approval: {}}, {id: a, tool: t.echo, input: {value: 1}}]}"
+HOLD = "{name: hold, steps: [{id: a, tool: t.hold}]}"
+FAIL = """
+name: fail
+steps:
+  - {id: a, tool: t.echo, input: {value: "${input.x}"}}
+  - {id: ask, approval: {}}
+  - {id: b, tool: t.flaky, retry: {max_attempts: 1}}
+"""
+
+
+@pytest.fixture
+async def http(rig: Rig) -> httpx2.AsyncClient:
+    for source in (ECHO, GATE, HOLD, FAIL):
+        await rig.apply(source)
+    return rig.http()
+
+
+@pytest.fixture
+def seen(rig: Rig) -> list[Any]:
+    seen: list[Any] = []
+
+    @rig.tool("t.echo")
+    async def echo(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    return seen
+
+
+@pytest.fixture
+def hold(rig: Rig) -> Hold:
+    hold = Hold()
+
+    @rig.tool("t.hold")
+    async def stay() -> None:
+        await hold()
+
+    return hold
+
+
+async def start(http: httpx2.AsyncClient, workflow: str, **body: Any) -> dict[str, Any]:
+    answer = await http.post("/api/runs", json={"workflow": workflow, **body})
+    assert answer.status_code == 201, answer.text
+    return Run.model_validate(answer.json()).model_dump(mode="json") | {"raw": answer.json()}
+
+
+async def post(http: httpx2.AsyncClient, path: str, expect: int = 200, **body: Any) -> dict[str, Any]:
+    answer = await http.post(path, json=body or None)
+    assert answer.status_code == expect, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def journal(rig: Rig, run: dict[str, Any]) -> list[str]:
+    return await rig.journal(UUID(run["id"]))
+
+
+# ---------------------------------------------------------------- start and look
+
+
+async def test_a_run_goes_from_a_request_to_its_result(rig: Rig, http: httpx2.AsyncClient, seen: list[Any]) -> None:
+    run = await start(http, "echo", input={"x": {"deep": [1, None, "ü"]}}, trigger={"source": "cli", "ref": "r1"})
+    assert (run["status"], run["trigger"], run["workflow_version"]) == ("pending", {"source": "cli", "ref": "r1"}, 1)
+    assert [step["key"] for step in run["steps"]] == ["a"]
+    async with rig.worker():
+        answer = await http.get(f"/api/runs/{run['id']}", params={"wait": 20})
+    done = Run.model_validate(answer.json())
+    assert (done.status, done.reason, done.result) == ("succeeded", "completed", {"deep": [1, None, "ü"]})
+    assert done.duration_ms is not None and done.started_at is not None and done.completed_at is not None
+    assert seen == [{"deep": [1, None, "ü"]}]
+
+
+async def test_a_new_run_looks_the_same_when_it_is_asked_for(http: httpx2.AsyncClient) -> None:
+    for workflow in ("echo", "gate"):
+        run = await start(http, workflow, input={"x": 1})
+        assert (await http.get(f"/api/runs/{run['id']}")).json() == run["raw"]
+
+
+async def test_wait_on_a_start_answers_when_the_run_has_ended(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
+) -> None:
+    async with rig.worker():
+        answer = await http.post("/api/runs", params={"wait": 20}, json={"workflow": "echo", "input": {"x": 5}})
+    assert (answer.status_code, answer.json()["status"], answer.json()["result"]) == (201, "succeeded", 5)
+
+
+async def test_wait_answers_when_a_person_is_needed_and_when_the_time_is_over(
+    rig: Rig, http: httpx2.AsyncClient, hold: Hold, seen: list[Any]
+) -> None:
+    answer = await http.post("/api/runs", params={"wait": 20}, json={"workflow": "gate"})
+    assert answer.json()["status"] == "waiting_approval"
+    answer = await http.get(f"/api/runs/{answer.json()['id']}", params={"wait": 20})
+    assert answer.json()["status"] == "waiting_approval"
+    async with rig.worker():
+        answer = await http.post("/api/runs", params={"wait": 0.05}, json={"workflow": "hold"})
+        assert (answer.status_code, answer.json()["status"] in ("pending", "running")) == (201, True)
+        answer = await http.get(f"/api/runs/{answer.json()['id']}", params={"wait": 0.05})
+        assert answer.json()["status"] == "running"
+        hold.release.set()
+
+
+def flat(pages: list[list[str]]) -> list[str]:
+    return [item for page in pages for item in page]
+
+
+async def test_paging_over_many_runs_gives_each_once_newest_first(rig: Rig, http: httpx2.AsyncClient) -> None:
+    ids = [(await start(http, "echo" if n % 5 else "gate", input={"x": n}))["id"] for n in range(25)]
+
+    async def pages(**params: Any) -> list[list[str]]:
+        found: list[list[str]] = []
+        cursor = None
+        while True:
+            answer = await http.get("/api/runs", params={**params, **({"cursor": cursor} if cursor else {})})
+            page = Page[Run].model_validate(answer.json())
+            found.append([run.id for run in page.items])
+            if (cursor := page.next_cursor) is None:
+                return found
+
+    assert [len(page) for page in await pages(limit=10)] == [10, 10, 5]
+    assert flat(await pages(limit=10)) == ids[::-1]
+    assert [len(page) for page in await pages(limit=25)] == [25]
+    gates = ids[::5][::-1]
+    assert flat(await pages(limit=2, workflow="gate")) == gates
+    assert flat(await pages(limit=2, status="waiting_approval")) == gates
+    assert flat(await pages(limit=7, status="pending", workflow="echo")) == [i for i in ids[::-1] if i not in gates]
+    assert await pages(status="failed") == [[]]
+    assert await pages(workflow="nope") == [[]]
+    # A run that starts between two pages does not shift the second.
+    first = (await http.get("/api/runs", params={"limit": 10})).json()
+    await start(http, "echo", input={"x": 99})
+    second = (await http.get("/api/runs", params={"limit": 10, "cursor": first["next_cursor"]})).json()
+    assert [run["id"] for run in second["items"]] == ids[::-1][10:20]
+
+
+async def test_a_run_stays_with_the_version_it_was_started_on(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
+) -> None:
+    old = await start(http, "gate")
+    await rig.apply(GATE.replace("value: 1", "value: 2"))
+    new, pinned = await start(http, "gate"), await start(http, "gate", version=1)
+    assert [run["workflow_version"] for run in (old, new, pinned)] == [1, 2, 1]
+    async with rig.worker():
+        for run in (old, new, pinned):
+            await post(http, f"/api/runs/{run['id']}/approve")
+        results = [
+            (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()["result"]
+            for run in (old, new, pinned)
+        ]
+    assert results == [1, 2, 1]
+
+
+async def test_a_deadline_can_be_asked_for(rig: Rig, http: httpx2.AsyncClient) -> None:
+    rig.clock.freeze()
+    run = await start(http, "gate", deadline_seconds=30)
+    rig.clock.advance(30)
+    await rig.sweep()
+    found = (await http.get(f"/api/runs/{run['id']}")).json()
+    assert (found["status"], found["reason"]) == ("failed", "timed_out")
+
+
+# ---------------------------------------------------------------- approve
+
+
+async def test_a_run_with_an_approval_waits_for_it_and_goes_on(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
+) -> None:
+    run = await start(http, "gate")
+    assert (run["status"], run["steps"][0]["status"]) == ("waiting_approval", "waiting_approval")
+    approved = await post(http, f"/api/runs/{run['id']}/approve", reason="fine")
+    assert (approved["status"], approved["steps"][0]["status"]) == ("running", "succeeded")
+    async with rig.worker():
+        done = (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()
+    assert done["status"] == "succeeded"
+
+
+async def test_approving_twice_changes_the_state_once(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    first = await post(http, f"/api/runs/{run['id']}/approve")
+    lines = await journal(rig, run)
+    second = await post(http, f"/api/runs/{run['id']}/approve")
+    assert first == second
+    assert await journal(rig, run) == lines
+    assert lines.count("ask: waiting_approval -grant-> succeeded") == 1
+    assert len(await rig.sql("SELECT * FROM vote")) == 1
+
+
+async def test_approving_many_times_at_once_changes_the_state_once(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    answers = await asyncio.gather(*(http.post(f"/api/runs/{run['id']}/approve") for _ in range(10)))
+    assert {answer.status_code for answer in answers} == {200}
+    lines = await journal(rig, run)
+    assert lines.count("ask: waiting_approval -grant-> succeeded") == 1
+    assert lines.count("run: waiting_approval -resume-> running") == 1
+    assert len(await rig.sql("SELECT * FROM ready")) == 1
+
+
+async def test_approving_a_run_that_does_not_wait_changes_nothing(
+    rig: Rig, http: httpx2.AsyncClient, hold: Hold
+) -> None:
+    pending = await start(http, "echo", input={"x": 1})
+    before = await journal(rig, pending)
+    assert (await post(http, f"/api/runs/{pending['id']}/approve"))["status"] == "pending"
+    assert await journal(rig, pending) == before
+    assert len(await rig.sql("SELECT * FROM ready")) == 1
+    await post(http, f"/api/runs/{pending['id']}/cancel")
+    running = await start(http, "hold")
+    async with rig.worker():
+        await hold.inside()
+        before = await journal(rig, running)
+        assert (await post(http, f"/api/runs/{running['id']}/approve"))["status"] == "running"
+        assert await journal(rig, running) == before
+        assert await rig.sql("SELECT * FROM inbox") == []
+        hold.release.set()
+        await http.get(f"/api/runs/{running['id']}", params={"wait": 20})
+    for ended in (pending, running):
+        before = await journal(rig, ended)
+        await post(http, f"/api/runs/{ended['id']}/approve")
+        assert await journal(rig, ended) == before
+
+
+# ---------------------------------------------------------------- cancel
+
+
+async def test_cancel_of_a_pending_run_is_done_at_once(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "echo", input={"x": 1})
+    canceled = await post(http, f"/api/runs/{run['id']}/cancel", reason="never mind")
+    assert (canceled["status"], canceled["reason"]) == ("canceled", "canceled_by_user")
+    events = (await http.get(f"/api/runs/{run['id']}/events")).json()["items"]
+    assert events[-1]["data"]["said"] == "never mind"
+    assert events[-1]["data"]["actor"].startswith("admin:")
+
+
+async def test_cancel_of_a_waiting_run_is_done_at_once(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    canceled = await post(http, f"/api/runs/{run['id']}/cancel")
+    assert (canceled["status"], [s["status"] for s in canceled["steps"]]) == ("canceled", ["canceled", "canceled"])
+    [approval] = (await http.get("/api/approvals", params={"run_id": run["id"]})).json()["items"]
+    assert approval["status"] == "canceled"
+
+
+async def test_cancel_of_a_running_run_interrupts_its_tool(rig: Rig, http: httpx2.AsyncClient, hold: Hold) -> None:
+    run = await start(http, "hold")
+    async with rig.worker():
+        await hold.inside()
+        canceling = await post(http, f"/api/runs/{run['id']}/cancel")
+        assert canceling["status"] == "canceling"
+        done = (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()
+    assert hold.interrupted
+    assert (done["status"], done["reason"], done["steps"][0]["status"]) == ("canceled", "canceled_by_user", "canceled")
+    assert (await journal(rig, run))[-2:] == ["run: running -cancel-> canceling", "run: canceling -stopped-> canceled"]
+
+
+async def test_interrupt_is_a_cancel_by_another_name(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    assert (await post(http, f"/api/runs/{run['id']}/interrupt"))["reason"] == "interrupted"
+
+
+async def test_cancel_of_an_ended_run(rig: Rig, http: httpx2.AsyncClient, seen: list[Any]) -> None:
+    """Canceled again is the same; what has succeeded or failed cannot be canceled any more."""
+    run = await start(http, "gate")
+    first = await post(http, f"/api/runs/{run['id']}/cancel")
+    assert await post(http, f"/api/runs/{run['id']}/cancel") == first
+    done = await start(http, "echo", input={"x": 1})
+    async with rig.worker():
+        await http.get(f"/api/runs/{done['id']}", params={"wait": 20})
+    before = await journal(rig, done)
+    problem = await post(http, f"/api/runs/{done['id']}/cancel", 409)
+    assert (problem["code"], problem["state"], problem["allowed"]) == ("RUN_TERMINAL_STATE", "succeeded", [])
+    assert await journal(rig, done) == before
+
+
+# ---------------------------------------------------------------- retry
+
+
+async def test_a_retry_goes_on_where_the_failed_run_had_got_to(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
+) -> None:
+    works = False
+
+    @rig.tool("t.flaky")
+    async def flaky() -> str:
+        if not works:
+            raise ValueError("not yet")
+        return "now"
+
+    run = await start(http, "fail", input={"x": 7})
+    async with rig.worker():
+        assert (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()["status"] == "waiting_approval"
+        await post(http, f"/api/runs/{run['id']}/approve")
+        failed = (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()
+    assert (failed["status"], failed["reason"]) == ("failed", "attempts_exhausted")
+    works = True
+    again = await post(http, f"/api/runs/{run['id']}/retry", 201)
+    assert (again["id"] != run["id"], again["resumed_from"], again["resume_count"]) == (True, run["id"], 1)
+    assert [s["status"] for s in again["steps"]] == ["succeeded", "succeeded", "pending"]
+    assert (again["input"], again["steps"][0]["output"]) == ({"x": 7}, 7)
+    async with rig.worker():
+        done = (await http.get(f"/api/runs/{again['id']}", params={"wait": 20})).json()
+    assert (done["status"], done["result"], seen) == ("succeeded", "now", [7])  # `a` was not done again
+    assert (await http.get(f"/api/runs/{run['id']}")).json() == failed
+    lines = await journal(rig, again)
+    assert lines.count("a: running -succeed-> succeeded") == 1
+
+
+async def test_a_rejected_run_that_is_retried_asks_again(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    [approval] = (await http.get("/api/approvals")).json()["items"]
+    await post(http, f"/api/approvals/{approval['id']}/reject")
+    again = await post(http, f"/api/runs/{run['id']}/retry", 201)
+    assert again["status"] == "waiting_approval"
+    found = (await http.get("/api/approvals", params={"status": "requested"})).json()["items"]
+    assert [a["run_id"] for a in found] == [again["id"]]
+
+
+async def test_only_a_failed_or_canceled_run_can_be_retried(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    problem = await post(http, f"/api/runs/{run['id']}/retry", 409)
+    assert (problem["code"], problem["state"]) == ("RUN_INVALID_TRANSITION", "waiting_approval")
+    await post(http, f"/api/runs/{run['id']}/cancel")
+    assert (await post(http, f"/api/runs/{run['id']}/retry", 201))["status"] == "waiting_approval"
+
+
+async def test_a_retry_of_a_run_whose_steps_are_all_done_succeeds(rig: Rig, http: httpx2.AsyncClient) -> None:
+    """It was canceled, but its last step would not stop."""
+    hold = Hold()
+
+    @rig.tool("t.hold")
+    async def stubborn() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await hold()
+        return "sent"
+
+    run = await start(http, "hold")
+    async with rig.worker():
+        await hold.inside()
+        await post(http, f"/api/runs/{run['id']}/cancel")
+        canceled = (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()
+        assert (canceled["status"], canceled["steps"][0]["status"]) == ("canceled", "succeeded")
+        again = await post(http, f"/api/runs/{run['id']}/retry", 201)
+        done = (await http.get(f"/api/runs/{again['id']}", params={"wait": 20})).json()
+    assert (done["status"], done["result"], hold.entries) == ("succeeded", "sent", 1)
+
+
+async def test_a_retry_stays_in_the_workspace_of_the_run_it_continues(rig: Rig, http: httpx2.AsyncClient) -> None:
+    inside = rig.http(await rig.key("inside", "operator", workspace_id="blue"))
+    run = await start(inside, "gate")
+    await post(inside, f"/api/runs/{run['id']}/cancel")
+    again = await post(http, f"/api/runs/{run['id']}/retry", 201)
+    assert again["workspace_id"] == "blue"
+    assert (await inside.get(f"/api/runs/{again['id']}")).status_code == 200

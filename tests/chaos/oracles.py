@@ -1,0 +1,112 @@
+"""Oracles: what must be true of a journal and of what the tools saw, whoever was killed meanwhile. All of them pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from interlock.lifecycle import STEP
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A line that a tool wrote: it began, or it ended."""
+
+    what: Literal["begin", "end"]
+    run_id: str
+    step: str
+    attempt: int
+    pid: int
+    at: int
+
+    @classmethod
+    def read(cls, line: str) -> "Execution":
+        what, run_id, step, attempt, pid, at = line.split()
+        assert what in ("begin", "end")
+        return cls(what, run_id, step, int(attempt), int(pid), int(at))  # type: ignore[arg-type]
+
+
+def by_run(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    journals: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        journals[str(entry["run_id"])].append(entry)
+    return journals
+
+
+def assert_sound(entries: Iterable[Entry], steps: Sequence[str], runs: int) -> None:
+    """So many runs; each has every number once, ends once, with its last word, and settles each step once."""
+    journals = by_run(entries)
+    assert len(journals) == runs, f"{len(journals)} runs have a journal, {runs} were started"
+    for run_id, journal in journals.items():
+        assert_gap_free([e["seq"] for e in journal], run_id)
+        assert_one_ending(journal, run_id)
+        assert_settled_once(journal, steps, run_id)
+        assert_tokens_grow(journal, run_id)
+
+
+def assert_gap_free(numbers: Sequence[int], run_id: str = "run") -> None:
+    assert list(numbers) == list(range(1, len(numbers) + 1)), f"{run_id}: numbers {numbers}"
+
+
+def assert_one_ending(journal: Sequence[Entry], run_id: str = "run") -> None:
+    endings = [e["seq"] for e in journal if e["type"] == "run_completed"]
+    assert endings == [journal[-1]["seq"]], f"{run_id}: ended at {endings} of {journal[-1]['seq']}"
+    assert journal[-1]["to_state"] == "succeeded", f"{run_id}: {journal[-1]['to_state']}, {journal[-1]['data']}"
+
+
+def assert_settled_once(journal: Sequence[Entry], steps: Sequence[str], run_id: str = "run") -> None:
+    settled = [e["step"] for e in journal if e["step"] and e["to_state"] in STEP.terminal]
+    assert settled == list(steps), f"{run_id}: settled {settled}"
+
+
+def assert_tokens_grow(journal: Sequence[Entry], run_id: str = "run") -> None:
+    """A writer that lost its lease wrote nothing after the next one had begun."""
+    tokens = [e["token"] for e in journal if e["token"]]
+    assert tokens == sorted(tokens), f"{run_id}: tokens {tokens}"
+
+
+def assert_done_again_only_after_a_loss(executions: Iterable[Execution], entries: Iterable[Entry]) -> None:
+    """A tool ran once for each attempt; a second attempt is one whose first was lost with its worker; the last counts.
+
+    An attempt may leave no line: it is counted when its worker is lost before the tool was reached, too.
+    """
+    attempts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for line in executions:
+        if line.what == "begin":
+            attempts[line.run_id, line.step].append(line.attempt)
+    for run_id, journal in by_run(entries).items():
+        losses = sum(e["type"] == "orphan_detected" for e in journal)
+        for entry in journal:
+            if entry["event"] != "succeed" or entry["step"] is None:
+                continue
+            began = attempts.pop((run_id, entry["step"]), [])
+            name = f"{run_id} {entry['step']}"
+            assert began and began[-1] == entry["attempt"], f"{name}: began {began}, settled {entry['attempt']}"
+            assert all(a < b for a, b in pairwise(began)), f"{name}: attempts {began}"
+            assert len(began) <= 1 + losses, f"{name}: done {len(began)} times, its worker was lost {losses} times"
+    assert not attempts, f"done, but in no journal: {list(attempts)[:5]}"
+
+
+def interrupted(executions: Iterable[Execution]) -> set[tuple[str, str, int]]:
+    """Attempts that began and never ended: those that a kill fell into."""
+    seen: dict[str, set[tuple[str, str, int]]] = {"begin": set(), "end": set()}
+    for line in executions:
+        seen[line.what].add((line.run_id, line.step, line.attempt))
+    return seen["begin"] - seen["end"]
+
+
+def most_at_once(executions: Iterable[Execution]) -> int:
+    now = most = 0
+    for line in sorted(executions, key=lambda line: line.at):
+        now += 1 if line.what == "begin" else -1
+        most = max(most, now)
+    return most
+
+
+def assert_ratio(first: int, second: int, expected: float, tolerance: float) -> None:
+    assert second > 0, "the second got nothing"
+    ratio = first / second
+    assert abs(ratio / expected - 1) <= tolerance, f"{first}:{second} is {ratio:.2f}, not {expected} ± {tolerance:.0%}"

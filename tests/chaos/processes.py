@@ -1,0 +1,275 @@
+"""The yard: servers and workers as real processes, and everything that a test needs to hurt them.
+
+What they do is counted outside the database: the tools write lines to a file (`tools.py`), so that a test can compare
+what the journal says with what happened.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from interlock.engine import runs
+from interlock.engine.leases import Me
+from interlock.engine.principal import Principal
+from interlock.settings import Settings
+from interlock.store import embedded
+from interlock.store.pool import TRANSIENT
+from tests.chaos.oracles import Execution
+from tests.rig import Rig
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 2.0
+TOOLS = Path(__file__).with_name("tools.py")
+KEY = "il_chaos_0123456789abcdef"
+
+
+async def until(
+    found: Callable[[], T | Awaitable[T]], what: str, seconds: float = 30, *, pause: float = 0.02
+) -> T:  # fmt: skip
+    """Ask again and again until the answer is true. Another process is the one that knows, so there is no signal."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = found()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer:
+            return answer  # type: ignore[return-value]
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(pause)
+
+
+class Process:
+    def __init__(self, popen: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._popen, self._log = popen, log
+        self.pid = popen.pid
+
+    def __repr__(self) -> str:
+        return f"{self._log.stem} (pid {self.pid})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ask_to_end(self) -> None:
+        self._popen.terminate()
+
+    async def ended(self, seconds: float = 20) -> int:
+        await until(lambda: not self.is_alive, f"{self} ended; it said {self.said()[-2000:]}", seconds)
+        return self._popen.returncode
+
+    def clear_away(self) -> None:
+        """With everything it started: a killed `up` leaves its workers behind, in its session."""
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                break
+        self._popen.wait()
+
+
+class Yard:
+    """`url` None: the processes start and join the embedded server of their data directory."""
+
+    def __init__(self, base: Path, url: str | None, **settings: Any) -> None:
+        self.base, self.url = base, url
+        self.data_dir = base / "data"
+        self.processes: list[Process] = []
+        self._settings = {"lease_seconds": LEASE_SECONDS, "poll_seconds": 0.2, "log_level": "warning", **settings}
+        self._executions = base / "executions"
+        self._executions.touch()
+
+    def worker(self, concurrency: int | None = None, **settings: Any) -> Process:
+        return self._start("worker", *_given(concurrency=concurrency), **settings)
+
+    def server(self, workers: int = 0, concurrency: int | None = None, **settings: Any) -> Process:
+        (self.data_dir / "url").unlink(missing_ok=True)
+        options = _given(workers=workers, port=0, concurrency=concurrency)
+        return self._start("up", *options, **settings)
+
+    async def address(self) -> str:
+        """Where the server listens, once it does."""
+        path = self.data_dir / "url"
+        return await until(lambda: path.exists() and path.read_text(), "the server listens")
+
+    def _start(self, *command: str, **settings: Any) -> Process:
+        log = self.base / f"{command[0]}-{len(self.processes)}.log"
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "interlock", *command],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env=self._environment(settings),
+            )  # fmt: skip
+        process = Process(popen, log)
+        self.processes.append(process)
+        return process
+
+    def _environment(self, settings: dict[str, Any]) -> dict[str, str]:
+        given = {
+            "data_dir": self.data_dir, "database_url": self.url, "tools": TOOLS, "bootstrap_key": KEY,
+            **self._settings, **settings,
+        }  # fmt: skip
+        ours = {f"INTERLOCK_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+        return {**os.environ, **ours, "CHAOS_EXECUTIONS": str(self._executions)}
+
+    def executions(self) -> list[Execution]:
+        return [Execution.read(line) for line in self._executions.read_text().splitlines()]
+
+    def count(self, what: str = "begin") -> int:
+        return sum(line.startswith(what) for line in self._executions.read_text().splitlines())
+
+    async def until_begun(self, number: int, seconds: float = 30) -> None:
+        await until(lambda: self.count() >= number, f"{number} executions", seconds, pause=0.005)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.clear_away()
+            print(f"--- {process} said:\n{process.said()[-3000:]}")  # shown if the test failed
+        stop_embedded(self.data_dir)
+
+
+def _given(**options: Any) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def postmaster(data_dir: Path) -> int | None:
+    """The process id of the embedded server of a data directory, if it is alive."""
+    try:
+        pid = int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, 0)
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid
+
+
+def stop_embedded(data_dir: Path) -> None:
+    if postmaster(data_dir) is not None:
+        embedded.Embedded(data_dir / "postgres", data_dir, "").control("-m", "immediate", "stop")
+
+
+class Outages:
+    """A PostgreSQL of a test's own, to be taken away."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._joined = [embedded.start(data_dir)]
+        self.url = self._joined[0].url
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self._joined[0].server.control, "-m", "immediate", "restart")
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._joined[0].server.control, "-m", "immediate", "stop")
+
+    async def start(self) -> None:
+        self._joined.append(await asyncio.to_thread(embedded.start, self._data_dir))
+
+    async def restart_in_recovery(self) -> None:
+        """Killed again while it reads its log: `-W` does not wait until it is ready."""
+        await asyncio.to_thread(self._joined[0].server.control, "-W", "-m", "immediate", "restart")
+        await self.restart()
+
+    def close(self) -> None:
+        for joined in self._joined:
+            joined.leave()
+        stop_embedded(self._data_dir)
+
+
+# ---------------------------------------------------------------- asking the database
+
+
+def steps_of(number: int) -> list[str]:
+    return [f"s{i}" for i in range(1, number + 1)]
+
+
+def workflow(name: str, number: int, tool: str = "chaos.work", input: str = '{ms: "${input.ms}"}') -> str:
+    steps = "".join(f"  - {{id: {step}, tool: {tool}, input: {input}}}\n" for step in steps_of(number))
+    return f"name: {name}\nsteps:\n{steps}"
+
+
+async def start_runs(rig: Rig, workflow: str, number: int, input: Any = None, who: Principal | None = None) -> None:
+    """Straight into the queue, in batches; this is not about the API."""
+    who = who or rig.admin
+    new = await runs.prepare(rig.plans, who, workflow, input=input)
+    for begin in range(0, number, 5000):
+        batch = [_another(new) for _ in range(min(5000, number - begin))]
+        await runs.start_many(rig.database, rig.database, who, batch)
+
+
+def _another(new: runs.NewRun) -> runs.NewRun:
+    return runs.NewRun(
+        runs.uuid7(), new.workflow, new.version, new.plan, new.input, new.trigger, new.deadline_seconds
+    )  # fmt: skip
+
+
+async def ask(rig: Rig, statement: str, *args: Any) -> list[Any]:
+    """A question to the database that may just have been restarted."""
+    for _ in range(100):
+        try:
+            return await rig.sql(statement, *args)
+        except TRANSIENT:
+            await asyncio.sleep(0.1)
+    raise AssertionError("the database did not come back")
+
+
+async def until_all_ended(rig: Rig, number: int, seconds: float) -> None:
+    async def ended() -> bool:
+        rows = await ask(rig, "SELECT count(*) AS n FROM run WHERE completed_at IS NOT NULL")
+        return bool(rows[0]["n"] >= number)
+
+    try:
+        await until(ended, f"{number} runs ended", seconds, pause=0.1)
+    except AssertionError as error:
+        left = await ask(rig, "SELECT status, lease_worker IS NOT NULL AS held, count(*) FROM run GROUP BY 1, 2")
+        raise AssertionError(f"{error}; now {[tuple(row) for row in left]}") from None
+
+
+async def worker_of(rig: Rig, process: Process, seconds: float = 20) -> Me:
+    """As which worker the database knows a process; waits until it takes work."""
+    return (await workers_of(rig, process, 1, seconds))[-1]
+
+
+async def workers_of(rig: Rig, process: Process, number: int, seconds: float = 20) -> list[Me]:
+    """Every worker that a process was, once it was so many and the last takes work."""
+
+    async def found() -> list[Me]:
+        assert process.is_alive, f"{process} ended; it said {process.said()[-3000:]}"
+        rows = await ask(rig, "SELECT id, name, status FROM worker WHERE pid = $1 ORDER BY id", process.pid)
+        if len(rows) < number or rows[-1]["status"] != "running":
+            return []
+        return [Me(row["id"], row["name"]) for row in rows]
+
+    return await until(found, f"{process} was registered {number} times", seconds)
+
+
+async def journal(rig: Rig) -> list[Any]:
+    return await ask(rig, "SELECT * FROM entry ORDER BY run_id, seq")
+
+
+async def orphans(rig: Rig) -> int:
+    rows = await ask(rig, "SELECT count(*) AS n FROM entry WHERE type = 'orphan_detected'")
+    number: int = rows[0]["n"]
+    return number
+
+
+def settings() -> Settings:
+    return Settings(lease_seconds=LEASE_SECONDS, poll_seconds=0.2)

@@ -1,0 +1,286 @@
+"""Workers that are killed, stopped, drained or poisoned: every run still succeeds, and each step is settled once."""
+
+import os
+import random
+import time
+from typing import Any
+
+import asyncpg
+import pytest
+
+from interlock.engine.append import Answer, Lease, Write, append
+from interlock.engine.leases import Me
+from interlock.engine.sweeps import recount_lanes
+from interlock.journal import Entry
+from interlock.lifecycle import RunState
+from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_sound, interrupted
+from tests.chaos.processes import (
+    LEASE_SECONDS,
+    Yard,
+    ask,
+    journal,
+    orphans,
+    start_runs,
+    steps_of,
+    until,
+    until_all_ended,
+    worker_of,
+    workers_of,
+    workflow,
+)
+from tests.rig import Rig
+
+
+async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int) -> None:
+    entries = await journal(rig)
+    assert_sound(entries, steps_of(steps), runs)
+    assert_done_again_only_after_a_loss(yard.executions(), entries)
+    await assert_lanes_are_free(rig)
+
+
+async def assert_lanes_are_free(rig: Rig) -> None:
+    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM lane WHERE in_flight <> 0")] == []
+    assert await ask(rig, "SELECT run_id FROM ready") == []
+    assert await recount_lanes(rig.database) == 0
+
+
+# ---------------------------------------------------------------- killed
+
+
+async def kill_while_working(rig: Rig, yard: Yard, kills: list[int], runs: int, ms: float) -> list[Me]:
+    """Two workers; one of them is killed, and replaced, each time so many steps have begun."""
+    await rig.apply(workflow("five", 5))
+    at_work = [yard.worker(concurrency=10), yard.worker(concurrency=10)]
+    names = {process.pid: await worker_of(rig, process) for process in at_work}
+    await start_runs(rig, "five", runs, {"ms": ms})
+    killed: list[Me] = []
+    for number in kills:
+        await yard.until_begun(number)
+        victim = at_work.pop(0)
+        me = names.get(victim.pid) or await worker_of(rig, victim)
+        await _until_it_holds_something(rig, me)
+        victim.kill()
+        killed.append(me)
+        at_work.append(yard.worker(concurrency=10))
+    return killed
+
+
+async def _until_it_holds_something(rig: Rig, me: Me) -> None:
+    async def holds() -> list[Any]:
+        return await rig.sql("SELECT id FROM run WHERE lease_worker = $1 LIMIT 1", me.id)
+
+    await until(holds, f"{me.name} holds a run", pause=0.005)
+
+
+async def test_every_run_succeeds_though_workers_are_killed_in_the_middle_of_steps(rig: Rig, yard: Yard) -> None:
+    killed = await kill_while_working(rig, yard, [60, 300, 600], runs=200, ms=12)
+    await until_all_ended(rig, 200, seconds=30)
+
+    assert interrupted(yard.executions()), "no kill fell into a step; the test showed nothing"
+    await assert_nothing_was_lost(rig, yard, runs=200, steps=5)
+    assert await orphans(rig) > 0
+    states = await ask(rig, "SELECT status FROM worker WHERE id = ANY($1)", [me.id for me in killed])
+    assert {row["status"] for row in states} == {"terminated"}
+
+
+@pytest.mark.chaos
+async def test_every_run_succeeds_through_a_minute_of_kills(rig: Rig, yard: Yard) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", time.time()))
+    print(f"CHAOS_SEED={seed}")
+    rng = random.Random(seed)
+    kills = sorted(rng.sample(range(200, 9000), 12))
+    await kill_while_working(rig, yard, kills, runs=2000, ms=40)
+    await until_all_ended(rig, 2000, seconds=180)
+    await assert_nothing_was_lost(rig, yard, runs=2000, steps=5)
+
+
+async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Yard) -> None:
+    await rig.apply(workflow("slow", 2))
+    victim = yard.worker(concurrency=5)
+    dead = await worker_of(rig, victim)
+    await start_runs(rig, "slow", 3, {"ms": 600})
+    await yard.until_begun(3)
+    leases = await rig.sql("SELECT * FROM run WHERE lease_worker = $1", dead.id)
+    assert len(leases) == 3
+    victim.kill()
+
+    heir = await worker_of(rig, yard.worker(concurrency=5))
+    await until(lambda: _held_by(rig, heir, 3), "the runs have a new holder", LEASE_SECONDS + 10)
+    before = await journal(rig)
+    for row in leases:
+        seq = next(e["seq"] for e in reversed(before) if e["run_id"] == row["id"])
+        for writer in (dead, heir):  # the token is what counts, not only who says it
+            assert not (await _append_by_hand(rig, writer, row, row["lease_token"], seq + 1)).kept
+        assert not (await _append_by_hand(rig, dead, row, row["lease_token"] + 1, seq + 1)).kept
+    after = await journal(rig)
+    assert [e for e in after if e["data"] and "by hand" in str(e["data"])] == []
+
+    await until_all_ended(rig, 3, seconds=15)
+    await assert_nothing_was_lost(rig, yard, runs=3, steps=2)
+
+
+async def test_an_append_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
+    """The refusals above are not for some other reason."""
+    await rig.apply(workflow("slow", 2))
+    holder = await worker_of(rig, yard.worker(concurrency=5))
+    await start_runs(rig, "slow", 1, {"ms": 5000})
+    await yard.until_begun(1)
+    row = (await rig.sql("SELECT * FROM run"))[0]
+    answer = await _append_by_hand(rig, holder, row, row["lease_token"], row["seq"] + 20)
+    assert answer.kept
+
+
+async def _held_by(rig: Rig, me: Me, number: int) -> bool:
+    return len(await rig.sql("SELECT id FROM run WHERE lease_worker = $1", me.id)) == number
+
+
+async def _append_by_hand(rig: Rig, me: Me, run: Any, token: int, seq: int) -> Answer:
+    lease = Lease(run["id"], run["tenant_id"], token, RunState.RUNNING, run["workflow"], run["requested_by"])
+    states = ("running", "succeed", "succeeded")
+    entry = Entry(seq, "step_transition", me.actor, "s1", *states, attempt=1, data={"why": "by hand"})
+    connection: Any = await asyncpg.connect(rig.database.url)
+    try:
+        return (await append(rig.database, connection, me, [Write(lease, [entry])]))[0]
+    finally:
+        await connection.close()
+
+
+# ---------------------------------------------------------------- stopped and continued
+
+
+async def test_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_works_on(rig: Rig, yard: Yard) -> None:
+    await rig.apply(workflow("slow", 2))
+    stopped = yard.worker(concurrency=5)
+    before = await worker_of(rig, stopped)
+    await start_runs(rig, "slow", 5, {"ms": 400})
+    await yard.until_begun(5)
+    stopped.pause()
+    other = yard.worker(concurrency=5)
+    await worker_of(rig, other)
+    await until_all_ended(rig, 5, seconds=20)
+    entries = await journal(rig)
+    begun = yard.count()
+
+    stopped.go_on()
+    lives = await workers_of(rig, stopped, 2)
+
+    assert lives[0] == before and lives[1].id != before.id
+    assert await journal(rig) == entries
+    assert yard.count() == begun, "it went on with runs that were taken from it"
+    await assert_nothing_was_lost(rig, yard, runs=5, steps=2)
+
+    other.ask_to_end()
+    assert await other.ended() == 0
+    await start_runs(rig, "slow", 5, {"ms": 1})
+    await until_all_ended(rig, 10, seconds=10)
+    assert {line.pid for line in yard.executions()[-10:]} == {stopped.pid}
+    await assert_nothing_was_lost(rig, yard, runs=10, steps=2)
+
+
+@pytest.mark.chaos
+async def test_workers_that_are_stopped_again_and_again_change_nothing(rig: Rig, yard: Yard) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", time.time()))
+    print(f"CHAOS_SEED={seed}")
+    rng = random.Random(seed)
+    await rig.apply(workflow("five", 5))
+    workers = [yard.worker(concurrency=20) for _ in range(3)]
+    for worker in workers:
+        await worker_of(rig, worker)
+    await start_runs(rig, "five", 1000, {"ms": 150})
+    for _ in range(8):
+        victim = rng.choice(workers)
+        victim.pause()
+        time.sleep(rng.uniform(0.5, 2 * LEASE_SECONDS))  # noqa: ASYNC251 — short and long of the lease
+        victim.go_on()
+        time.sleep(rng.uniform(0, 1))  # noqa: ASYNC251
+    await until_all_ended(rig, 1000, seconds=180)
+    assert all(worker.is_alive for worker in workers)
+    await assert_nothing_was_lost(rig, yard, runs=1000, steps=5)
+
+
+# ---------------------------------------------------------------- drained
+
+
+async def test_a_drained_worker_leaves_nothing_to_reclaim(rig: Rig, yard: Yard) -> None:
+    await rig.apply(workflow("five", 5))
+    leaving, staying = yard.worker(concurrency=20), yard.worker(concurrency=20)
+    me = await worker_of(rig, leaving)
+    await worker_of(rig, staying)
+    await start_runs(rig, "five", 200, {"ms": 30})
+    await yard.until_begun(200)
+    leaving.ask_to_end()
+
+    assert await leaving.ended() == 0
+    assert await rig.sql("SELECT id FROM run WHERE lease_worker = $1", me.id) == []
+    assert [row["status"] for row in await rig.sql("SELECT status FROM worker WHERE id = $1", me.id)] == ["completed"]
+    await until_all_ended(rig, 200, seconds=20)
+    assert await orphans(rig) == 0
+    assert not interrupted(yard.executions())
+    await assert_nothing_was_lost(rig, yard, runs=200, steps=5)
+
+
+async def test_a_draining_worker_gives_back_what_it_cannot_finish(rig: Rig, yard: Yard) -> None:
+    mark = yard.base / "mark"
+    await rig.apply(f"name: long\nsteps:\n  - {{id: s1, tool: chaos.long_once, input: {{mark: {mark}}}}}\n")
+    leaving = yard.worker(drain_seconds=0.5)
+    await worker_of(rig, leaving)
+    await start_runs(rig, "long", 1)
+    await yard.until_begun(1)
+    await worker_of(rig, yard.worker())
+    leaving.ask_to_end()
+
+    assert await leaving.ended() == 0
+    await until_all_ended(rig, 1, seconds=10)
+    assert await orphans(rig) == 0
+    assert_sound(await journal(rig), ["s1"], runs=1)
+    await assert_lanes_are_free(rig)
+
+
+async def test_a_worker_that_was_declared_lost_can_still_be_asked_to_end(rig: Rig, yard: Yard) -> None:
+    worker = yard.worker()
+    me = await worker_of(rig, worker)
+    worker.pause()
+    await until(lambda: _is_lost(rig, me), "it was declared lost", LEASE_SECONDS + 10)
+    worker.ask_to_end()
+    worker.go_on()
+    assert await worker.ended() == 0, worker.said()
+
+
+async def _is_lost(rig: Rig, me: Me) -> bool:
+    from interlock.engine.leases import reclaim_lost
+
+    await reclaim_lost(rig.database)
+    return (await rig.sql("SELECT status FROM worker WHERE id = $1", me.id))[0]["status"] == "terminated"
+
+
+# ---------------------------------------------------------------- poisoned
+
+
+async def poison(rig: Rig, yard: Yard, workers: int, bystanders: int, reclaims: int, seconds: float) -> None:
+    await rig.apply("name: poison\nsteps:\n  - {id: s1, tool: chaos.poison}\n")
+    await rig.apply(workflow("five", 5))
+    await start_runs(rig, "five", bystanders // 2, {"ms": 20})
+    await start_runs(rig, "poison", 1)
+    await start_runs(rig, "five", bystanders - bystanders // 2, {"ms": 20})
+    yard.server(workers=workers, max_reclaims=reclaims, lease_seconds=1)
+    await until_all_ended(rig, bystanders + 1, seconds)
+
+    ended = await ask(rig, "SELECT workflow, status, reason, count(*) FROM run GROUP BY 1, 2, 3 ORDER BY 1")
+    assert [tuple(row) for row in ended] == [
+        ("five", "succeeded", "completed", bystanders),
+        ("poison", "failed", "orphaned", 1),
+    ]
+    poisoned = str((await rig.sql("SELECT id FROM run WHERE workflow = 'poison'"))[0]["id"])
+    assert [line.attempt for line in yard.executions() if line.run_id == poisoned] == list(range(1, reclaims + 2))
+    others = [entry for entry in await journal(rig) if str(entry["run_id"]) != poisoned]
+    assert_sound(others, steps_of(5), bystanders)
+    await assert_lanes_are_free(rig)
+
+
+async def test_a_step_that_kills_its_worker_fails_its_run_and_no_other(rig: Rig, yard: Yard) -> None:
+    await poison(rig, yard, workers=2, bystanders=20, reclaims=2, seconds=40)
+
+
+@pytest.mark.chaos
+async def test_a_poisoned_run_is_given_up_after_the_usual_number_of_workers(rig: Rig, yard: Yard) -> None:
+    await poison(rig, yard, workers=2, bystanders=300, reclaims=5, seconds=120)

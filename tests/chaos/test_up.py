@@ -1,0 +1,73 @@
+"""`interlock up` on the embedded database: it keeps its workers alive, and leaves nothing behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interlock.client import Client
+from tests.chaos.processes import KEY, Yard, postmaster, until, workflow
+
+
+@pytest.fixture
+def embedded_yard(base: Path) -> Iterator[Yard]:
+    yard = Yard(base, None)
+    yield yard
+    yard.close()
+
+
+def live_workers(client: Client) -> set[int]:
+    return {worker.pid for worker in client.workers().items if worker.status == "running"}
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: it only waits for init to take note."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # no /proc here, or gone between the two
+        return not Path("/proc/self").exists()
+
+
+async def test_up_replaces_a_worker_that_was_killed_and_leaves_nothing_behind(embedded_yard: Yard) -> None:
+    yard = embedded_yard
+    server = yard.server(workers=1)
+    with Client(await yard.address(), KEY) as client:
+        client.apply_workflow(workflow("one", 1))
+        (first,) = await until(lambda: live_workers(client), "its worker is there")
+        os.kill(first, signal.SIGKILL)
+        second = await until(lambda: live_workers(client) - {first}, "another worker is there")
+        assert client.start("one", {"ms": 1}, wait=20).status == "succeeded"
+    database = postmaster(yard.data_dir)
+    assert database is not None
+
+    server.ask_to_end()
+    assert await server.ended() == 0, server.said()
+    assert not any(is_alive(pid) for pid in second)
+    assert not is_alive(database)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.pid, 0)
+
+
+async def test_a_worker_without_an_address_joins_the_embedded_server_and_keeps_it(embedded_yard: Yard) -> None:
+    yard = embedded_yard
+    server = yard.server(workers=0)
+    with Client(await yard.address(), KEY) as client:
+        client.apply_workflow(workflow("one", 1))
+        database = postmaster(yard.data_dir)
+        assert database is not None
+        worker = yard.worker()
+        await until(lambda: live_workers(client) == {worker.pid}, "the second process is a worker of the same server")
+        assert client.start("one", {"ms": 1}, wait=20).status == "succeeded"
+    assert postmaster(yard.data_dir) == database
+
+    server.ask_to_end()
+    assert await server.ended() == 0, server.said()
+    assert postmaster(yard.data_dir) == database, "it was stopped while a worker still used it"
+    worker.ask_to_end()
+    assert await worker.ended() == 0, worker.said()
+    assert not is_alive(database)

