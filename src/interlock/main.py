@@ -1,11 +1,13 @@
 """The one place where parts are wired: the server, the worker, and what runs once."""
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
@@ -79,6 +81,11 @@ def work(settings: Settings, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     load_tools(settings.tools)
     run_loop(_work(settings, database_url(settings), concurrency))
+    # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
+    if any(thread.name.startswith("step") for thread in threading.enumerate()):
+        log.warning("left_behind", threads=sum(t.name.startswith("step") for t in threading.enumerate()))
+        atexit._run_exitfuncs()
+        os._exit(0)
     return 0
 
 

@@ -60,6 +60,12 @@ class Process:
     def said(self) -> str:
         return self._log.read_text(errors="replace")
 
+    def gist(self) -> str:
+        """The first errors it logged, and its last words."""
+        said = self.said()
+        errors = [line for line in said.splitlines() if '"level": "error"' in line][:5]
+        return "\n".join([*errors, said[-2000:]])
+
     def kill(self) -> None:
         self._popen.kill()
         self._popen.wait()
@@ -143,7 +149,7 @@ class Yard:
     def close(self) -> None:
         for process in self.processes:
             process.clear_away()
-            print(f"--- {process} said:\n{process.said()[-3000:]}")  # shown if the test failed
+            print(f"--- {process} said:\n{process.gist()}")  # shown if the test failed
         stop_embedded(self.data_dir)
 
 

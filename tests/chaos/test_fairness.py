@@ -157,4 +157,4 @@ async def test_weights_are_shares(rig: Rig, yard: Yard, concurrency: int) -> Non
 @pytest.mark.chaos
 @pytest.mark.parametrize("concurrency", [2, 7, 30, 100])
 async def test_weights_are_shares_between_two_workers(rig: Rig, yard: Yard, concurrency: int) -> None:
-    await share(rig, yard, concurrency, runs=20_000, workers=2)
+    await share(rig, yard, concurrency, runs=max(2000, 200 * concurrency), workers=2)

@@ -100,12 +100,15 @@ async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answ
     firsts = [(w.lease.run_id, w.entries[0].seq, w.lease.token) for w in writes if w.entries]
     found = await tx.fetch("written_before", [f[0] for f in firsts], [f[1] for f in firsts], [f[2] for f in firsts])
     there = {row["run_id"] for row in found}
-    empty = [w for w in writes if not w.entries]
+    empty = [w for w in writes if w.leave and not w.entries]
     held = await tx.fetch("still_held", me.id, [w.lease.run_id for w in empty], [w.lease.token for w in empty])
     left = {w.lease.run_id for w in empty} - {row["id"] for row in held}
     if not there and not left:
         return None
-    return [Answer(w.lease.run_id in there or w.lease.run_id in left, nudged=w.leave is None) for w in writes]
+    return [
+        Answer(w.lease.run_id in there or w.lease.run_id in left or not (w.entries or w.leave), nudged=w.leave is None)
+        for w in writes
+    ]
 
 
 # The row itself said no, or it is not even JSON: one write of the batch is wrong, the others are not.

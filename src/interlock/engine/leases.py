@@ -105,7 +105,7 @@ async def reclaim_lost(database: Database, batch: int = 500) -> int:
         metrics.transitions["worker"].labels(WorkerState.RUNNING, WorkerState.TERMINATED).inc()
         log.warning("worker_lost", worker=worker["name"], last_heartbeat=worker["heartbeat_at"].isoformat())
     total = 0
-    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases", database.clock())]:
+    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases")]:
         freed: list[Any] = await database.fetch("reclaim_runs", database.clock(), stopped, batch)
         if not freed:
             break

@@ -26,7 +26,7 @@ from interlock.journal import (
     go_on,
 )
 from interlock.lifecycle import RUN, RunEvent, RunState
-from interlock.store.pool import Database, Row, Tx
+from interlock.store.pool import Database, Raced, Row, Tx
 from interlock.telemetry import log, metrics
 
 
@@ -75,6 +75,9 @@ async def open_run(
     row = await tx.row("lock_run", database.clock(), tenant_id, run_id)
     if row is None or (workspace_id is not None and row["workspace_id"] != workspace_id):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
+    if queued is None and row["lease_worker"] is None and await tx.value("is_queued", tenant_id, run_id):
+        # Given back, woken or reclaimed after we looked into the queue: a claim may be waiting for our lock.
+        raise Raced("the run went into the queue meanwhile")
     # A lost worker may have left mail unread. What it says comes first, so the next holder applies both.
     held = row["lease_worker"] is not None or row["inbox"] > 0
     journal = None if held else await read_journal(tx, plans, row)

@@ -25,6 +25,11 @@ T = TypeVar("T")
 # What the driver calls a Record.
 Row = Mapping[str, Any]
 
+
+class Raced(Exception):
+    """Somebody changed between two of our statements what both are about: try the transaction again."""
+
+
 # The server went away, is starting or shutting down, chose us as the victim of a deadlock, or made us wait too long.
 TRANSIENT: tuple[type[BaseException], ...] = (
     asyncpg.PostgresConnectionError,
@@ -40,6 +45,7 @@ TRANSIENT: tuple[type[BaseException], ...] = (
     asyncpg.QueryCanceledError,
     asyncpg.ReadOnlySQLTransactionError,  # connected to a replica during a fail-over
     asyncpg.InternalClientError,
+    Raced,
     ConnectionError,
     OSError,
     TimeoutError,

@@ -312,12 +312,13 @@ class Driver:
     async def _interrupt_if_asked(self) -> None:
         words = await inbox.read(self._worker.database, self.lease.run_id)
         urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
-        if urgent and self._inline is not None and self.task is not None:
+        # Once: it may be busy undoing what it did.
+        if urgent and self._inline is not None and self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     async def _take_mail(self) -> None:
         self._mail = False
-        words = await inbox.read(self._worker.database, self.lease.run_id)
+        words = await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf"))
         for word in words:
             apply_word(self.journal, word, in_flight=True)
             if word.command == Command.CANCEL:
@@ -371,7 +372,7 @@ class Driver:
         if entries:
             await self._write(Write(self.lease, entries, asks=asks))
         self._mail = True
-        if not await inbox.read(self._worker.database, self.lease.run_id):
+        if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
         return False
 

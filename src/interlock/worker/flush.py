@@ -101,16 +101,19 @@ class Flusher:
 
     async def _append_whatever_happens(self, connection: "_Connection", writes: list[Write]) -> list[Answer]:
         """Survives a lost connection: first finds out whether the last try was committed."""
-        delay, tried = 0.02, False
+        delay, tries, asked_again = 0.02, 0, False
         while True:
             try:
                 opened = await connection.open()
-                if tried and (answers := await was_written(opened, self._me, writes)) is not None:
+                if tries and (answers := await was_written(opened, self._me, writes)) is not None:
                     return answers
-                tried = True
+                tries += 1
                 return await append(self._database, opened, self._me, writes)
-            except UNACCEPTABLE:
-                raise
+            except UNACCEPTABLE as error:
+                # Cut off, an earlier try of ours may have gone on at the server and committed after we had asked.
+                if tries < 2 or asked_again or not isinstance(error, asyncpg.UniqueViolationError):
+                    raise
+                asked_again = True
             except TRANSIENT as error:
                 log.warning("flush_retry", error=str(error) or type(error).__name__, writes=len(writes))
                 connection.close()

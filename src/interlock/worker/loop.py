@@ -256,6 +256,9 @@ class Worker:
             self.crowded = full and await self.database.value("work_is_waiting")
             if self.drivers:
                 await self._nudge_all()
+            # A claim that was cut off can be committed after we asked what it gave us.
+            if await self.database.value("count_leases", self.me.id) > len(self.drivers):
+                self._remember()
 
     # ------------------------------------------------------------ mail
 

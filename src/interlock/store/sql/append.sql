@@ -20,15 +20,15 @@ WITH me AS MATERIALIZED (
     $15::uuid[], $16::uuid[], $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[],
     $23::timestamptz[], $24::boolean[], $25::int[], $26::numeric[]
   ) AS l (run_id, tenant_id, token, from_status, to_status, reason, result, error, wake_at, requeue, seq, cost_usd)
-), lanes AS MATERIALIZED (
-  SELECT tenant_id FROM lane
-   WHERE tenant_id IN (SELECT tenant_id FROM leaving)
-   ORDER BY tenant_id
-     FOR NO KEY UPDATE
 ), awake AS MATERIALIZED (
-  -- As in wake_lane: a lane that gets a run back must not be put to rest meanwhile.
+  -- As in wake_lane: a lane that gets a run back must not be put to rest meanwhile; as there, before its row.
   SELECT pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)), pg_notify('interlock_ready', '')
     FROM (SELECT DISTINCT tenant_id FROM leaving WHERE requeue) AS requeued
+), lanes AS MATERIALIZED (
+  SELECT tenant_id FROM lane
+   WHERE tenant_id IN (SELECT tenant_id FROM leaving) AND (SELECT count(*) FROM awake) >= 0
+   ORDER BY tenant_id
+     FOR NO KEY UPDATE
 ), departed AS (
   UPDATE run
      SET status = leaving.to_status,
@@ -42,7 +42,6 @@ WITH me AS MATERIALIZED (
          lease_worker = NULL
     FROM leaving
    WHERE (SELECT count(*) FROM lanes) > 0
-     AND (SELECT count(*) FROM awake) >= 0
      AND run.id = leaving.run_id
      AND run.lease_token = leaving.token
      AND run.lease_worker = (SELECT id FROM me)

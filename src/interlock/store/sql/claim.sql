@@ -49,7 +49,7 @@ WITH me AS MATERIALIZED (
          lease_worker = $2,
          wake_at = NULL
     FROM picked
-   WHERE run.id = picked.run_id
+   WHERE run.id = picked.run_id AND run.completed_at IS NULL AND run.lease_worker IS NULL
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.started_at, picked.fresh,
             picked.lost
@@ -66,10 +66,14 @@ SELECT leased.*, share.tenant_id AS lane, share.share, coalesce($1, now()) AS no
   FROM share LEFT JOIN leased ON leased.tenant_id = share.tenant_id;
 
 -- name: rest_lanes
-SELECT tenant_id, rest_lane(tenant_id) FROM unnest($1::uuid[]) AS t (tenant_id);
+-- In the order of all who lock several lanes.
+SELECT tenant_id, rest_lane(tenant_id) FROM (SELECT t FROM unnest($1::uuid[]) AS t ORDER BY t) AS lanes (tenant_id);
 
 -- name: work_is_waiting
 SELECT EXISTS (SELECT FROM lane WHERE active AND NOT full_up);
+
+-- name: count_leases
+SELECT count(*) FROM run WHERE lease_worker = $1;
 
 -- name: leases_of
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.

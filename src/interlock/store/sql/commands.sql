@@ -5,6 +5,10 @@
 -- Before the run's row is locked, as a claim does it. Put back with queue_run if nothing comes of the command.
 DELETE FROM ready WHERE tenant_id = $1 AND run_id = $2 RETURNING fresh, lost;
 
+-- name: is_queued
+-- Asked once the run's row is locked: whoever queues a run has that lock, so the answer stays true.
+SELECT EXISTS (SELECT FROM ready WHERE tenant_id = $1 AND run_id = $2);
+
 -- name: lock_run
 SELECT *, coalesce($1, now()) AS now FROM run WHERE tenant_id = $2 AND id = $3 FOR NO KEY UPDATE;
 

@@ -23,7 +23,7 @@ WITH due AS MATERIALIZED (
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, false FROM woken
 ), woke AS MATERIALIZED (
-  SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken) AS lanes
+  SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken ORDER BY tenant_id) AS lanes
 )
 SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
   FROM woken, (SELECT count(*) FROM woke) AS _;
@@ -41,8 +41,7 @@ RETURNING id, name, heartbeat_at;
 
 -- name: stopped_with_leases
 SELECT id FROM worker
- WHERE stopped_at > coalesce($1, now()) - interval '1 day'
-   AND EXISTS (SELECT FROM run WHERE run.lease_worker = worker.id);
+ WHERE stopped_at IS NOT NULL AND id IN (SELECT lease_worker FROM run WHERE lease_worker IS NOT NULL);
 
 -- name: reclaim_runs
 -- In a statement of its own after lose_workers, so that its snapshot has every entry the lost ones wrote.
