@@ -1,5 +1,6 @@
 """`python -m bench [--quick] [--only throughput,latency,handoff,backlog,claim]`"""
 
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated
@@ -66,4 +67,8 @@ def _progress(console: Console) -> Progress:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    # As on Ctrl-C: the server that was started for this is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -6,12 +6,13 @@ import time
 from itertools import pairwise
 
 from bench import ceiling, engine
+from bench.calm import Pulse
 from bench.counter import Counter
 from bench.figures import Figure, Goal, figure
 from bench.session import Session
 from bench.side import OpenSide
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.05
 _STALLED_SECONDS = 30.0
 _HEAD, _TAIL = (0.02, 0.25), (0.75, 0.98)
 
@@ -19,19 +20,26 @@ Samples = list[tuple[float, int]]
 
 
 async def measure(session: Session) -> list[Figure]:
-    figures = []
-    for name, open_side in (("the ceiling's", ceiling.opened), ("ours", engine.opened)):
-        drains = [await _drain(session, name, open_side, number) for number in range(session.effort.drains)]
-        heads = [_rate(samples, session.effort.backlog, *_HEAD) for samples in drains]
-        tails = [_rate(samples, session.effort.backlog, *_TAIL) for samples in drains]
-        goal = Goal("≥", 0.9) if name == "ours" else None
-        title = f"drain of {session.effort.backlog:,}, {name}: head | tail"
-        figures.append(figure(title, "runs/s", heads, tails, goal, pulses=session.take_pulses()))
-    return figures
+    base, ours = [], []
+    for number in range(session.effort.drains):
+        base.append(await _drain(session, f"backlog, drain {number + 1}, ceiling", ceiling.opened))
+        ours.append(await _drain(session, f"backlog, drain {number + 1}, ours", engine.opened))
+    pulses = session.take_pulses()
+    title = f"drain of {session.effort.backlog:,}: head | tail"
+    return [
+        _figure(f"{title}, ceiling", base, session.effort.backlog, None, pulses),
+        _figure(f"{title}, ours", ours, session.effort.backlog, Goal("≥", 0.9), pulses),
+    ]
 
 
-async def _drain(session: Session, name: str, open_side: OpenSide, number: int) -> Samples:
-    what = f"backlog, drain {number + 1}, {name}"
+def _figure(name: str, drains: list[Samples], backlog: int, goal: Goal | None, pulses: list[Pulse]) -> Figure:
+    heads = [_rate(samples, backlog, *_HEAD) for samples in drains]
+    tails = [_rate(samples, backlog, *_TAIL) for samples in drains]
+    notes = {"seconds": [samples[-1][0] for samples in drains]}
+    return figure(name, "runs/s", heads, tails, goal, pulses=pulses, notes=notes)
+
+
+async def _drain(session: Session, what: str, open_side: OpenSide) -> Samples:
     path = session.stage.new_file("counter")
     counter = Counter(path)
     async with open_side(session.stage) as side:

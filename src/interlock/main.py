@@ -124,7 +124,7 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         (settings.data_dir / "url").write_text(address)
         print(f"Interlock is at {address}, its API reference at {address}/api/docs", flush=True)
-        crews = [asyncio.create_task(_keep_worker(url, concurrency, stop)) for _ in range(workers)]
+        crews = [asyncio.create_task(_keep_worker(settings, url, concurrency, stop)) for _ in range(workers)]
         await stop.wait()
         (settings.data_dir / "url").unlink(missing_ok=True)
         await asyncio.gather(*crews)
@@ -187,7 +187,17 @@ def _announce_key(settings: Settings, key: str) -> None:
         print(f"The admin key of tenant default, shown this once: {key}\n(also in {path})", flush=True)
 
 
-async def _keep_worker(url: str, concurrency: int | None, stop: asyncio.Event) -> None:
+async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _keep_worker(settings: Settings, url: str, concurrency: int | None, stop: asyncio.Event) -> None:
     """One worker process, started again when it dies, and asked to drain when we stop."""
     environment = os.environ | {"INTERLOCK_DATABASE_URL": url}
     command = [sys.executable, "-m", "interlock", "worker"]
@@ -201,9 +211,7 @@ async def _keep_worker(url: str, concurrency: int | None, stop: asyncio.Event) -
         dying = asyncio.create_task(process.wait())
         await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await dying
+            await _end(process, settings.drain_seconds + 20)
             break
         lived = asyncio.get_running_loop().time() - began
         delay = 0.2 if lived > 10 else min(delay * 2, 10.0)

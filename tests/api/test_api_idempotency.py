@@ -92,8 +92,6 @@ async def test_every_call_that_changes_something_can_be_repeated(rig: Rig, http:
     run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
     [approval] = (await http.get("/api/approvals")).json()["items"]
     calls: list[tuple[str, str, Any]] = [
-        ("POST", "/api/keys", {"name": "k", "role": "viewer"}),
-        ("POST", "/api/tenants", {"name": "acme"}),
         ("POST", "/api/workflows", {"name": "w", "steps": [{"id": "a", "tool": "t.x"}]}),
         ("POST", f"/api/approvals/{approval['id']}/reject", {"reason": "no"}),
         ("POST", f"/api/runs/{run['id']}/retry", None),
@@ -154,3 +152,16 @@ class TestImpatient:
         await other.close()
         answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
         assert answer.status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/keys", {"name": "k", "role": "viewer"}), ("/api/tenants", {"name": "acme"})]
+)
+async def test_a_secret_is_shown_once_and_never_kept(rig: Rig, path: str, body: dict[str, Any]) -> None:
+    http, headers = rig.http(), {"Idempotency-Key": "k"}
+    first, second = [await http.post(path, json=body, headers=headers) for _ in range(2)]
+    secret = first.json()["key"]
+    assert secret.startswith("il_")
+    assert second.json() == {**first.json(), "key": None}
+    [kept] = await rig.sql("SELECT response_body FROM idempotency")
+    assert secret.encode() not in kept["response_body"]

@@ -71,12 +71,12 @@ def indexes(plan: dict[str, Any]) -> set[str]:
 async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: asyncpg.Connection) -> None:
     plan = await explain(backlog, "force_custom_plan")
     assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"lane", "ready", "run"}
-    assert {"lane_turn", "ready_pkey", "run_pkey", "lane_pkey"} <= indexes(plan)
+    assert {"lane_turn", "ready_by_turn", "run_pkey", "lane_pkey"} <= indexes(plan)
 
     # The plan that knows no values expects a large batch; even that one never reads the backlog.
     plan = await explain(backlog, "force_generic_plan")
     assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"ready", "run"}
-    assert {"lane_turn", "ready_pkey", "run_pkey"} <= indexes(plan)
+    assert {"lane_turn", "ready_by_turn", "run_pkey"} <= indexes(plan)
 
     # Done for real: it takes its batch and touches a number of pages that fits the batch.
     plan = await explain(backlog, "auto", analyze=True)

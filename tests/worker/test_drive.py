@@ -554,9 +554,9 @@ async def test_draining_lets_a_step_finish_and_another_worker_goes_on(
     worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=5)
     draining, drain = asyncio.Event(), worker._drain
 
-    async def watched() -> None:
+    async def watched(claiming: asyncio.Task[None]) -> None:
         draining.set()
-        await drain()
+        await drain(claiming)
 
     monkeypatch.setattr(worker, "_drain", watched)
     task = asyncio.create_task(worker.run(stop))
@@ -611,20 +611,7 @@ class TestSlices:
     def settings(self) -> Settings:
         return Settings(lease_seconds=300, poll_seconds=0.01, slice_seconds=0.01)
 
-    @pytest.mark.parametrize(
-        "same_tenant",
-        [
-            pytest.param(
-                True,
-                id="same tenant",
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="ready is ordered by run id: the older run that gave way is claimed again before the other",
-                ),
-            ),
-            pytest.param(False, id="another tenant"),
-        ],
-    )
+    @pytest.mark.parametrize("same_tenant", [True, False], ids=["same tenant", "another tenant"])
     async def test_a_long_run_gives_way_to_another(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, same_tenant: bool
     ) -> None:

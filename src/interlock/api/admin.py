@@ -72,7 +72,7 @@ async def create_tenant(body: NewTenant, request: Request, found: Svc, who: Who)
             tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight
         )
         _, key = await tenants.add_key(tx, found.database, row["id"], "admin", Role.ADMIN)
-        return Answer(201, dump({**tenant_view(row), "key": key}))
+        return Answer(201, dump({**tenant_view(row), "key": key}), kept=dump({**tenant_view(row), "key": None}))
 
     return await change(found, who, request, work)
 
@@ -95,7 +95,7 @@ async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Re
         row, key = await tenants.add_key(
             tx, found.database, who.tenant_id, body.name, body.role, workspace_id=workspace_id
         )
-        return Answer(201, dump({**key_view(row), "key": key}))
+        return Answer(201, dump({**key_view(row), "key": key}), kept=dump({**key_view(row), "key": None}))
 
     return await change(found, who, request, work)
 

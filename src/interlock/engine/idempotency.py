@@ -20,10 +20,13 @@ KEEP_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`kept` is what a replay answers, where the first answer held a secret that is shown only once."""
+
     status: int
     body: bytes
     run_id: UUID | None = None
     replayed: bool = False
+    kept: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +108,6 @@ def _replay(request: Request, seen: Row) -> Answer:
 
 
 async def _complete(tx: Tx, request: Request, answer: Answer) -> None:
-    await tx.fetch("complete_request", request.tenant_id, request.key, answer.status, answer.body, answer.run_id)
+    await tx.fetch(
+        "complete_request", request.tenant_id, request.key, answer.status, answer.kept or answer.body, answer.run_id
+    )

@@ -12,7 +12,7 @@ from interlock.definition.plan import Plan, StepKind
 from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.errors import InvalidTransition, NotFound
+from interlock.errors import Conflict, InvalidTransition, NotFound
 from interlock.ids import uuid7
 from interlock.journal import Command, Journal, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
@@ -136,6 +136,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     if RunState(old["status"]) not in (RunState.FAILED, RunState.CANCELED):
         raise refused(RunState(old["status"]), "retry")
     before = await read_journal(tx, plans, old)
+    if before.seq == 0:
+        raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
     new = NewRun(
         new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"),
         orjson.loads(old["trigger"]),

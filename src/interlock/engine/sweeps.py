@@ -8,7 +8,6 @@ from uuid import UUID
 from interlock.engine import approvals, runs
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
-from interlock.errors import Problem
 from interlock.ids import floor_of
 from interlock.store.migrate import ensure_partitions
 from interlock.store.pool import Database, Tx
@@ -42,8 +41,8 @@ async def enforce_deadlines(database: Database, plans: Plans) -> int:
     for job in jobs:
         try:
             await database.command(job)
-        except Problem as problem:
-            log.error("sweep_failed", error=problem.detail, code=problem.code)
+        except Exception as error:
+            log.error("sweep_failed", exc_info=error)
     return len(jobs)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Lease, Write
 from interlock.engine.outside import entry_of, journal_for
-from interlock.errors import LeaseLost
+from interlock.errors import LeaseLost, Unavailable
 from interlock.journal import (
     Ask,
     Command,
@@ -41,8 +41,8 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_finished", "_inline", "_mail", "_overdue", "_since", "_slow", "_spent_before", "_tasks",
-        "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
+        "_actor", "_asks", "_begun", "_finished", "_inline", "_mail", "_overdue", "_since", "_slow", "_spent_before",
+        "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -70,6 +70,7 @@ class Driver:
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
         self._overdue = False
+        self._begun = False
         self._spent_before = 0.0
 
     def now(self) -> datetime:
@@ -91,8 +92,25 @@ class Driver:
         except Unacceptable as error:
             await self._interrupt()
             await self._give_up(str(error))
+        except Unavailable:
+            raise  # nothing was begun: the worker takes its leases up again
+        except Exception as error:
+            log.error("drive_failed", run_id=str(self.lease.run_id), exc_info=error)
+            await self._interrupt()
+            await self._hand_on(error)
         finally:
             self._end_trial()
+
+    async def _hand_on(self, error: Exception) -> None:
+        """Something that should not happen did. Once a step was begun the run ends with that, so nothing is repeated.
+
+        Before that another worker may do better: one that can load what this one cannot.
+        """
+        if self._begun:
+            await self._give_up(f"{type(error).__name__}: {error}")
+        else:
+            await asyncio.sleep(self._worker.settings.poll_seconds)
+            await self._worker.flusher.put(Write(self.lease, [], Leave(self.lease.status, queue=True), self.row["seq"]))
 
     async def _abandon(self) -> None:
         """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
@@ -178,7 +196,7 @@ class Driver:
             return await self._leave(then)
         if self._must_yield():
             return await self.let_go(Leave(self.journal.status, queue=True))
-        starting = following.start
+        starting = [] if self._worker.draining else following.start
         if following.resume:
             starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
         if self.journal.unsaved:
@@ -202,6 +220,7 @@ class Driver:
     # ------------------------------------------------------------ doing steps
 
     def _begin(self, fold: StepFold) -> float:
+        self._begun = True
         if fold.status == StepState.PENDING:
             self.journal.begin(fold)
         return time.perf_counter()

@@ -14,7 +14,7 @@ import asyncpg
 from interlock.definition.plan import Plan
 from interlock.engine import inbox, leases
 from interlock.engine.workflows import Plans
-from interlock.errors import LeaseLost, Unavailable
+from interlock.errors import LeaseLost, Problem, Unavailable
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
 from interlock.store.notify import INBOX, READY, Listener
@@ -61,7 +61,11 @@ class Worker:
         await listener.start()
         try:
             while not stop.is_set():
-                await self._live(stop)
+                try:
+                    await self._live(stop)
+                except Exception as error:
+                    log.error("worker_failed", worker=self.me.name, exc_info=error)
+                    await self._begin_again(error)
         finally:
             await listener.stop()
             self.shop.threads.shutdown(wait=False, cancel_futures=True)
@@ -83,8 +87,7 @@ class Worker:
         try:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
-                tasks[1].cancel()
-                await self._drain()
+                await self._drain(tasks[1])
                 await leases.move_worker(self.database, self.me.id, WorkerEvent.COMPLETE, "drained")
                 log.info("worker_drained", worker=self.me.name)
             for task in done - {stopping}:
@@ -102,6 +105,12 @@ class Worker:
             self.drivers.clear()
             self.abandoning = False
 
+    async def _begin_again(self, error: Exception) -> None:
+        """What should not happen did. This worker is over, its runs are others'; the process goes on under a new id."""
+        with contextlib.suppress(Problem):
+            await leases.move_worker(self.database, self.me.id, WorkerEvent.FAIL, str(error)[:500])
+        await asyncio.sleep(self.settings.poll_seconds)
+
     async def _register(self) -> leases.Me:
         while True:
             try:
@@ -113,9 +122,13 @@ class Worker:
             except (Unavailable, LeaseLost) as error:
                 log.warning("register_retry", detail=error.detail)
 
-    async def _drain(self) -> None:
+    async def _drain(self, claiming: "asyncio.Task[None]") -> None:
         """Steps that are under way may finish; each run is given back at its next step."""
         self.draining = True
+        self._wake.set()
+        # A claim that is under way is let through: its runs are ours, and have to be given back too.
+        await asyncio.wait([claiming], timeout=5)
+        claiming.cancel()
         for driver in self.drivers.values():
             driver._wake.set()
         with contextlib.suppress(TimeoutError):
@@ -135,16 +148,17 @@ class Worker:
     async def _claim_forever(self) -> None:
         connection: Any = None
         unsure = False
-        while True:
+        while not self.draining:
             try:
                 if connection is None or connection.is_closed():
                     connection = await asyncpg.connect(**connection_options(self.database))
-                while True:
+                while not self.draining:
                     if unsure or self._forgot:
                         self._forgot = False
                         await self._take_up_forgotten(Tx(connection))
                         unsure = False
-                    await self._room()
+                    if not await self._room():
+                        break
                     unsure = True
                     pause = await self._claim_once(Tx(connection))
                     unsure = False
@@ -161,13 +175,16 @@ class Worker:
                 if connection is not None:
                     connection.terminate()
                 raise
+        if connection is not None:
+            connection.terminate()
 
-    async def _room(self) -> None:
-        """Top up in large bites: a claim costs nearly the same for one run as for many."""
+    async def _room(self) -> bool:
+        """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
         bite = max(1, self.capacity // 4)
-        while self.drivers and self.capacity - len(self.drivers) < bite:
+        while not self.draining and self.drivers and self.capacity - len(self.drivers) < bite:
             self._wake.clear()
             await self._wake.wait()
+        return not self.draining
 
     async def _claim_once(self, tx: Tx) -> float:
         """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""

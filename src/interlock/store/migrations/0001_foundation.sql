@@ -134,13 +134,18 @@ CREATE TRIGGER run_final BEFORE UPDATE ON run FOR EACH ROW
 
 -- The queue: runs that can be claimed now, and nothing else. `fresh` runs were never claimed; `lost` ones had a
 -- worker that died.
+-- `turn` is the order within a lane: what was begun and can go on comes first, then what is new
+-- or has used up its time slice, each in the order it came.
+CREATE SEQUENCE ready_turn;
 CREATE TABLE ready (
   tenant_id  uuid NOT NULL,
   run_id     uuid NOT NULL,
+  turn       bigint NOT NULL DEFAULT nextval('ready_turn'),
   fresh      boolean NOT NULL,
   lost       boolean NOT NULL,
   PRIMARY KEY (tenant_id, run_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ready_by_turn ON ready (tenant_id, turn);
 
 -- ---------------------------------------------------------------- the journal
 

@@ -65,7 +65,8 @@ WITH me AS MATERIALIZED (
     FROM written AS w
     JOIN kept ON kept.id = w.run_id
 ), requeued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, false FROM departed WHERE requeue
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
+  SELECT tenant_id, id, nextval('ready_turn'), false, false FROM departed WHERE requeue
 ), freed AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = active OR gone.requeue
     FROM (SELECT tenant_id, count(*)::int AS runs, bool_or(requeue) AS requeue FROM departed GROUP BY tenant_id) AS gone

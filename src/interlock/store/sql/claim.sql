@@ -32,7 +32,7 @@ WITH me AS MATERIALIZED (
    CROSS JOIN LATERAL (
      SELECT tenant_id, run_id, fresh, lost FROM ready
       WHERE ready.tenant_id = share.tenant_id
-      ORDER BY run_id
+      ORDER BY turn
       LIMIT share.share
         FOR UPDATE SKIP LOCKED
    ) AS top

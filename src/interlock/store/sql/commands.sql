@@ -33,7 +33,9 @@ SELECT $2, e.seq, $3, coalesce($1, now()), e.type, e.step, e.from_state, e.event
 
 -- name: queue_run
 WITH queued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) VALUES ($1, $2, $3, $4) RETURNING tenant_id
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
+  VALUES ($1, $2, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END, $3, $4)
+  RETURNING tenant_id
 )
 SELECT wake_lane(tenant_id) FROM queued;
 

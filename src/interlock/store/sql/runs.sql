@@ -19,7 +19,8 @@ WITH asked AS (
   ON CONFLICT (id) DO NOTHING
   RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, true, false FROM started
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
+  SELECT tenant_id, id, nextval('ready_turn'), true, false FROM started
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor, data)
   SELECT id, 1, tenant_id, created_at, 'run_created', 'create', 'pending', 0, requested_by,

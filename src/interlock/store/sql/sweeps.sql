@@ -21,7 +21,8 @@ WITH due AS MATERIALIZED (
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
     FROM woken WHERE before <> 'running'
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, false FROM woken
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
+  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, false FROM woken
 ), woke AS MATERIALIZED (
   SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken ORDER BY tenant_id) AS lanes
 )
@@ -66,7 +67,8 @@ WITH lost AS MATERIALIZED (
          'system:sweep', jsonb_build_object('worker', worker.name, 'last_heartbeat', worker.heartbeat_at)
     FROM freed JOIN worker ON worker.id = freed.lease_worker
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, false, true FROM freed
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
+  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, true FROM freed
 ), returned AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = true
     FROM (SELECT tenant_id, count(*)::int AS runs FROM freed GROUP BY tenant_id) AS gone
