@@ -25,9 +25,19 @@ def table(figures: list[Figure]) -> Table:
         digits = 0 if one.unit.endswith("/s") else 2
         shown.add_row(
             one.name, _cell(one.base, digits, one.unit), _cell(one.ours, digits, one.unit), _cell(one.ratio, 2),
-            str(one.goal or ""), {True: "[green]yes[/]", False: "[bold red]MISSED[/]", None: ""}[one.is_met],
+            str(one.goal or ""), _verdict(one),
         )  # fmt: skip
     return shown
+
+
+def _verdict(one: Figure) -> str:
+    if one.goal is None:
+        return ""
+    said = "[green]yes[/]" if one.is_met else "[bold red]MISSED[/]"
+    # The median decides, but repetitions that disagree say that the machine was not steady enough to tell.
+    return (
+        said if len({one.goal.is_met_by(ratio) for ratio in one.ratio.values}) == 1 else f"{said} [yellow]unsteady[/]"
+    )
 
 
 def _cell(spread: Spread, digits: int, unit: str = "") -> str:

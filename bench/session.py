@@ -21,7 +21,7 @@ class Effort:
     claims: int
 
 
-FULL = Effort(repetitions=5, drains=3, samples=100, backlog=200_000, tenants=10_000, ready=1_000_000, claims=60)
+FULL = Effort(repetitions=5, drains=2, samples=100, backlog=200_000, tenants=10_000, ready=1_000_000, claims=60)
 QUICK = Effort(repetitions=2, drains=1, samples=40, backlog=60_000, tenants=10_000, ready=100_000, claims=20)
 
 

@@ -169,13 +169,13 @@ async def test_metrics_count_what_happened(rig: Rig) -> None:
 
 async def test_workers_are_listed(rig: Rig) -> None:
     http = rig.http()
-    async with rig.worker(7) as worker:
+    async with rig.worker(7):
         while True:  # until it has registered
             items = (await http.get("/api/workers")).json()["items"]
             if items and items[0]["status"] == "running":
                 break
         [found] = Page[Worker].model_validate({"items": items}).items
-        assert (found.id, found.capacity, found.stopped_at) == (str(worker.me.id), 7, None)
+        assert (found.capacity, found.stopped_at) == (7, None)
     [gone] = (await http.get("/api/workers")).json()["items"]
     assert (gone["status"], gone["reason"], gone["holds"]) == ("completed", "drained", 0)
 

@@ -140,10 +140,14 @@ async def _assert_nothing_was_lost(rig: Rig, yard: Yard, load: Load) -> None:
     assert await recount_lanes(rig.database) == 0
 
 
-async def test_a_restart_under_load_loses_nothing(own: Rig, outages: Outages, base: Path) -> None:
+async def test_two_restarts_under_load_lose_nothing(own: Rig, outages: Outages, base: Path) -> None:
+    async def twice() -> None:
+        await outages.restart()
+        await outages.restart()
+
     yard = Yard(base, outages.url)
     try:
-        await hurt_under_load(own, yard, outages.restart, seconds=4)
+        await hurt_under_load(own, yard, twice, seconds=4)
     finally:
         yard.close()
 
@@ -167,7 +171,7 @@ async def test_an_outage_longer_than_the_lease_loses_nothing(own: Rig, outages: 
 
     yard = Yard(base, outages.url)
     try:
-        await hurt_under_load(own, yard, hurt, seconds=8)
+        await hurt_under_load(own, yard, hurt, seconds=6)
     finally:
         yard.close()
 
@@ -206,7 +210,7 @@ async def test_a_table_that_is_locked_for_long_ends_no_worker(rig: Rig, yard: Ya
         connection: Any = await asyncpg.connect(rig.database.url)
         async with connection.transaction():
             await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(0.5)
         await connection.close()
         await until_all_ended(rig, 10 * number, seconds=10)
     assert worker.is_alive, worker.said()

@@ -151,7 +151,7 @@ async def share(rig: Rig, yard: Yard, concurrency: int, runs: int, workers: int 
 
 @pytest.mark.parametrize("concurrency", [3, 20, 100])
 async def test_weights_are_shares(rig: Rig, yard: Yard, concurrency: int) -> None:
-    await share(rig, yard, concurrency, runs=max(1000, 80 * concurrency))
+    await share(rig, yard, concurrency, runs=max(1000, 50 * concurrency))
 
 
 @pytest.mark.chaos

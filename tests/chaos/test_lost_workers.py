@@ -8,11 +8,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.engine.append import Answer, Lease, Write, append
-from interlock.engine.leases import Me
+from interlock.engine.append import Answer, Lease, Write, append, was_written
+from interlock.engine.leases import Me, claim, move_worker, reclaim_lost, register
 from interlock.engine.sweeps import recount_lanes
 from interlock.journal import Entry
-from interlock.lifecycle import RunState
+from interlock.lifecycle import RunState, WorkerEvent
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_sound, interrupted
 from tests.chaos.processes import (
     LEASE_SECONDS,
@@ -31,10 +31,10 @@ from tests.chaos.processes import (
 from tests.rig import Rig
 
 
-async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int) -> None:
+async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int, *, late: bool = False) -> None:
     entries = await journal(rig)
     assert_sound(entries, steps_of(steps), runs)
-    assert_done_again_only_after_a_loss(yard.executions(), entries)
+    assert_done_again_only_after_a_loss(yard.executions(), entries, late=late)
     await assert_lanes_are_free(rig)
 
 
@@ -135,14 +135,43 @@ async def _held_by(rig: Rig, me: Me, number: int) -> bool:
 
 
 async def _append_by_hand(rig: Rig, me: Me, run: Any, token: int, seq: int) -> Answer:
-    lease = Lease(run["id"], run["tenant_id"], token, RunState.RUNNING, run["workflow"], run["requested_by"])
     states = ("running", "succeed", "succeeded")
     entry = Entry(seq, "step_transition", me.actor, "s1", *states, attempt=1, data={"why": "by hand"})
     connection: Any = await asyncpg.connect(rig.database.url)
     try:
-        return (await append(rig.database, connection, me, [Write(lease, [entry])]))[0]
+        return (await append(rig.database, connection, me, [Write(_lease(run, token), [entry])]))[0]
     finally:
         await connection.close()
+
+
+def _lease(run: Any, token: int) -> Lease:
+    return Lease(run["id"], run["tenant_id"], token, RunState.RUNNING, run["workflow"], run["requested_by"])
+
+
+async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: Rig) -> None:
+    """After an outage it asks what became of its last word. Neither the word itself nor the note of its loss, which
+    has the number and the token that its own would have had, is a reason to go on."""
+    await rig.apply(workflow("slow", 2))
+    await start_runs(rig, "slow", 2, {"ms": 1})
+    me = await register(rig.database, capacity=2, lease_seconds=LEASE_SECONDS)
+    await move_worker(rig.database, me.id, WorkerEvent.START)
+    async with rig.database.transaction() as tx:
+        kept, lost = (await claim(tx, None, me, 2)).runs
+    await _append_by_hand(rig, me, kept, kept["lease_token"], 3)
+    assert await _was_written(rig, me, [kept]) == [True]
+    assert await _was_written(rig, me, [lost]) is None
+
+    await rig.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour'")
+    assert await reclaim_lost(rig.database) == 2
+    assert await _was_written(rig, me, [kept, lost]) == [False, False]
+    assert await _was_written(rig, me, [lost]) is None
+
+
+async def _was_written(rig: Rig, me: Me, runs: list[Any]) -> list[bool] | None:
+    writes = [Write(_lease(run, run["lease_token"]), [Entry(3, "step_transition", me.actor, "s1")]) for run in runs]
+    async with rig.database.pool.acquire() as connection:
+        answers = await was_written(connection, me, writes)
+    return answers and [answer.kept for answer in answers]
 
 
 # ---------------------------------------------------------------- stopped and continued
@@ -195,7 +224,7 @@ async def test_workers_that_are_stopped_again_and_again_change_nothing(rig: Rig,
         time.sleep(rng.uniform(0, 1))  # noqa: ASYNC251
     await until_all_ended(rig, 1000, seconds=180)
     assert all(worker.is_alive for worker in workers)
-    await assert_nothing_was_lost(rig, yard, runs=1000, steps=5)
+    await assert_nothing_was_lost(rig, yard, runs=1000, steps=5, late=True)
 
 
 # ---------------------------------------------------------------- drained
@@ -247,8 +276,6 @@ async def test_a_worker_that_was_declared_lost_can_still_be_asked_to_end(rig: Ri
 
 
 async def _is_lost(rig: Rig, me: Me) -> bool:
-    from interlock.engine.leases import reclaim_lost
-
     await reclaim_lost(rig.database)
     return (await rig.sql("SELECT status FROM worker WHERE id = $1", me.id))[0]["status"] == "terminated"
 

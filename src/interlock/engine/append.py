@@ -100,15 +100,17 @@ async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answ
     firsts = [(w.lease.run_id, w.entries[0].seq, w.lease.token) for w in writes if w.entries]
     found = await tx.fetch("written_before", [f[0] for f in firsts], [f[1] for f in firsts], [f[2] for f in firsts])
     there = {row["run_id"] for row in found}
-    empty = [w for w in writes if w.leave and not w.entries]
-    held = await tx.fetch("still_held", me.id, [w.lease.run_id for w in empty], [w.lease.token for w in empty])
-    left = {w.lease.run_id for w in empty} - {row["id"] for row in held}
+    rows = await tx.fetch("still_held", me.id, [w.lease.run_id for w in writes], [w.lease.token for w in writes])
+    held = {row["id"] for row in rows}
+    left = {w.lease.run_id for w in writes if w.leave and not w.entries} - held
     if not there and not left:
         return None
+    # Who goes on with a run must still hold it: the outage may have outlived the lease.
     return [
-        Answer(w.lease.run_id in there or w.lease.run_id in left or not (w.entries or w.leave), nudged=w.leave is None)
+        Answer(w.lease.run_id in there | left) if w.leave
+        else Answer(w.lease.run_id in held and (w.lease.run_id in there or not w.entries), nudged=True)
         for w in writes
-    ]
+    ]  # fmt: skip
 
 
 # The row itself said no, or it is not even JSON: one write of the batch is wrong, the others are not.

@@ -86,10 +86,12 @@ UPDATE run SET inbox = inbox - taken.words
  WHERE run.id = taken.run_id;
 
 -- name: written_before
--- After a connection broke during an append: was it committed all the same?
+-- After a connection broke during an append: was it committed all the same? That the lease was lost stands under its
+-- token too, perhaps in the very place, and is not the holder's word.
 SELECT run_id, seq FROM entry
- WHERE (run_id, seq, token) IN (SELECT * FROM unnest($1::uuid[], $2::int[], $3::bigint[]));
+ WHERE (run_id, seq, token) IN (SELECT * FROM unnest($1::uuid[], $2::int[], $3::bigint[]))
+   AND type <> 'orphan_detected';
 
 -- name: still_held
--- … and for a run that only gave its lease back: does it still have it?
+-- … and does the run still have its lease, to go on with, or to give back if that is all there was to write?
 SELECT id FROM run WHERE lease_worker = $1 AND (id, lease_token) IN (SELECT * FROM unnest($2::uuid[], $3::bigint[]));
