@@ -168,7 +168,7 @@ def openapi() -> str:
     from interlock.settings import Settings
 
     nothing: Any = None
-    app = create_app(Services(nothing, Settings.model_construct(max_body_bytes=0), nothing, nothing))
+    app = create_app(Services(nothing, Settings.model_construct(max_body_bytes=0), nothing, nothing, nothing))
     schema = app.openapi()
     schema["info"]["version"] = "0"
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -21,6 +21,7 @@ from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
+from interlock.store.notify import KEYS
 from interlock.store.pool import Database, Tx
 from interlock.tools import Registry, tool
 from interlock.wire import Role
@@ -72,8 +73,9 @@ class Rig:
         self.database, self.settings, self.clock = database, settings, clock
         self.plans = workflows.Plans(database)
         self.tools = Registry()
-        self.follower = Follower(database)
-        self.services = Services(database, settings, self.plans, self.follower)
+        self.principals = tenants.Principals(database)
+        self.follower = Follower(database, {KEYS: self.principals.forget})
+        self.services = Services(database, settings, self.plans, self.principals, self.follower)
         self.app = create_app(self.services)
         self.admin_key: str
         self.admin: Principal

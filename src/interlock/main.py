@@ -22,6 +22,7 @@ from interlock.errors import Invalid
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store import migrate as migrations
+from interlock.store.notify import KEYS
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools
@@ -138,8 +139,9 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)
-    follower = Follower(database)
-    app = create_app(Services(database, settings, Plans(database), follower))
+    principals = tenants.Principals(database)
+    follower = Follower(database, {KEYS: principals.forget})
+    app = create_app(Services(database, settings, Plans(database), principals, follower))
     listening = _listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)

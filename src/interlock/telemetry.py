@@ -6,15 +6,22 @@ import sys
 from functools import cache
 from typing import Any
 
+import orjson
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 log = structlog.stdlib.get_logger("interlock")
 
 
+def _as_json(event: Any, **_: Any) -> str:
+    return orjson.dumps(event, default=str).decode()
+
+
 def configure_logging(level: str, format_: str) -> None:
     as_json = format_ == "json" or (format_ == "auto" and not sys.stderr.isatty())
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Any = (
+        structlog.processors.JSONRenderer(serializer=_as_json) if as_json else structlog.dev.ConsoleRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -113,7 +113,9 @@ async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Re
     async def work(tx: Tx) -> Answer:
         return Answer(200, dump(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
 
-    return await change(found, who, request, work)
+    response = await change(found, who, request, work)
+    found.principals.forget()  # here at once; other servers are told
+    return response
 
 
 @router.get("/workers", response_model=Page[Worker], tags=["workers"])

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from interlock.store.notify import RUN, Listener
+from interlock.store.notify import RUN, Handler, Listener
 from interlock.store.pool import Database
 
 
 class Follower:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, also: dict[str, Handler] | None = None) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._listener = Listener(database, {RUN: self._on_run})
+        self._listener = Listener(database, {RUN: self._on_run, **(also or {})})
         self.closing = asyncio.Event()
 
     async def start(self) -> None:

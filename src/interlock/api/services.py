@@ -28,10 +28,11 @@ class Services:
     database: Database
     settings: Settings
     plans: Plans
+    principals: tenants.Principals
     follower: Follower
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     found: Services = request.app.state.services
     return found
 
@@ -40,7 +41,7 @@ async def principal(request: Request, found: Annotated[Services, Depends(service
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized("send an API key: `Authorization: Bearer KEY`")
-    return await tenants.authenticate(found.database, key.strip())
+    return await found.principals.behind(key.strip())
 
 
 Svc = Annotated[Services, Depends(services)]

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import time
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,30 @@ def _hash(key: str) -> bytes:
 
 def new_key() -> str:
     return "il_" + secrets.token_urlsafe(32)
+
+
+class Principals:
+    """Who is behind a key, remembered for a moment. A revoked key is announced and forgotten at once."""
+
+    _SECONDS, _MOST = 5.0, 10_000
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[bytes, tuple[Principal, float]] = {}
+
+    def forget(self, _: str = "") -> None:
+        self._known.clear()
+
+    async def behind(self, key: str) -> Principal:
+        digest = _hash(key)
+        known = self._known.get(digest)
+        if known is not None and known[1] > time.monotonic():
+            return known[0]
+        principal = await authenticate(self._database, key)
+        if len(self._known) >= self._MOST:
+            self._known.clear()
+        self._known[digest] = (principal, time.monotonic() + self._SECONDS)
+        return principal
 
 
 async def authenticate(database: Database, key: str) -> Principal:

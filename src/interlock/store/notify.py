@@ -17,6 +17,7 @@ from interlock.telemetry import log
 READY = "interlock_ready"
 RUN = "interlock_run"
 INBOX = "interlock_inbox"
+KEYS = "interlock_keys"
 
 Handler = Callable[[str], None]
 

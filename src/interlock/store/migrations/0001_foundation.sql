@@ -171,22 +171,28 @@ CREATE TABLE entry (
     WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL
     WHEN to_state IS NULL THEN false
     WHEN from_state IS NULL THEN step IS NULL AND event = 'create' AND to_state = 'pending'
-    WHEN step IS NULL THEN CASE from_state
-    WHEN 'pending' THEN (event, to_state) IN (('start', 'running'), ('hold', 'waiting_approval'), ('park', 'waiting_external'), ('fail', 'failed'), ('cancel', 'canceling'), ('cancel', 'canceled'))
-    WHEN 'running' THEN (event, to_state) IN (('hold', 'waiting_approval'), ('park', 'waiting_external'), ('succeed', 'succeeded'), ('fail', 'failed'), ('cancel', 'canceling'), ('cancel', 'canceled'))
-    WHEN 'waiting_approval' THEN (event, to_state) IN (('resume', 'running'), ('park', 'waiting_external'), ('succeed', 'succeeded'), ('fail', 'failed'), ('cancel', 'canceling'), ('cancel', 'canceled'))
-    WHEN 'waiting_external' THEN (event, to_state) IN (('resume', 'running'), ('hold', 'waiting_approval'), ('succeed', 'succeeded'), ('fail', 'failed'), ('cancel', 'canceling'), ('cancel', 'canceled'))
-    WHEN 'canceling' THEN (event, to_state) IN (('stopped', 'canceled'), ('fail', 'failed'))
-    ELSE false
-    END
-    ELSE CASE from_state
-    WHEN 'pending' THEN (event, to_state) IN (('claim', 'running'), ('open', 'waiting_approval'), ('park', 'waiting_external'), ('skip', 'skipped'), ('cancel', 'canceled'))
-    WHEN 'running' THEN (event, to_state) IN (('reclaim', 'running'), ('succeed', 'succeeded'), ('retry', 'pending'), ('fail', 'failed'), ('hold', 'waiting_approval'), ('park', 'waiting_external'), ('cancel', 'canceled'))
-    WHEN 'waiting_approval' THEN (event, to_state) IN (('release', 'pending'), ('grant', 'succeeded'), ('refuse', 'failed'), ('refuse', 'skipped'), ('cancel', 'canceled'))
-    WHEN 'waiting_external' THEN (event, to_state) IN (('resume', 'pending'), ('arrive', 'succeeded'), ('fail', 'failed'), ('cancel', 'canceled'))
-    ELSE false
-    END
-    END)
+    ELSE CASE WHEN step IS NULL THEN 'run:' ELSE 'step:' END
+      || from_state || ':' || event || ':' || to_state = ANY ('{
+      run:pending:start:running, run:pending:hold:waiting_approval, run:pending:park:waiting_external,
+      run:pending:fail:failed, run:pending:cancel:canceling, run:pending:cancel:canceled,
+      run:running:hold:waiting_approval, run:running:park:waiting_external, run:running:succeed:succeeded,
+      run:running:fail:failed, run:running:cancel:canceling, run:running:cancel:canceled,
+      run:waiting_approval:resume:running, run:waiting_approval:park:waiting_external,
+      run:waiting_approval:succeed:succeeded, run:waiting_approval:fail:failed,
+      run:waiting_approval:cancel:canceling, run:waiting_approval:cancel:canceled,
+      run:waiting_external:resume:running, run:waiting_external:hold:waiting_approval,
+      run:waiting_external:succeed:succeeded, run:waiting_external:fail:failed,
+      run:waiting_external:cancel:canceling, run:waiting_external:cancel:canceled,
+      run:canceling:stopped:canceled, run:canceling:fail:failed, step:pending:claim:running,
+      step:pending:open:waiting_approval, step:pending:park:waiting_external, step:pending:skip:skipped,
+      step:pending:cancel:canceled, step:running:reclaim:running, step:running:succeed:succeeded,
+      step:running:retry:pending, step:running:fail:failed, step:running:hold:waiting_approval,
+      step:running:park:waiting_external, step:running:cancel:canceled, step:waiting_approval:release:pending,
+      step:waiting_approval:grant:succeeded, step:waiting_approval:refuse:failed,
+      step:waiting_approval:refuse:skipped, step:waiting_approval:cancel:canceled,
+      step:waiting_external:resume:pending, step:waiting_external:arrive:succeeded,
+      step:waiting_external:fail:failed, step:waiting_external:cancel:canceled
+    }'::text[]) END)
 ) PARTITION BY RANGE (run_id);
 CREATE TABLE entry_rest PARTITION OF entry DEFAULT;
 

@@ -51,7 +51,12 @@ WITH me AS MATERIALIZED (
 ), staying AS (
   SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
     FROM (SELECT DISTINCT run_id, token FROM written) AS held
-    JOIN run ON run.id = held.run_id AND run.lease_token = held.token AND run.lease_worker = (SELECT id FROM me)
+   CROSS JOIN LATERAL (
+     -- One look-up each, by primary key; joined, the planner would rather walk all that is leased.
+     SELECT * FROM run
+      WHERE run.id = held.run_id AND run.lease_token = held.token AND run.lease_worker = (SELECT id FROM me)
+      LIMIT 1
+   ) AS run
    WHERE held.run_id NOT IN (SELECT run_id FROM leaving)
 ), kept AS (
   SELECT id, tenant_id, false AS nudged, watched FROM departed

@@ -39,7 +39,7 @@ SELECT * FROM api_key
 -- name: revoke_key
 UPDATE api_key SET revoked_at = coalesce(revoked_at, $1, now())
  WHERE tenant_id = $2 AND id = $3 AND ($4::text IS NULL OR workspace_id = $4)
-RETURNING *;
+RETURNING *, pg_notify('interlock_keys', '')::text AS announced;
 
 -- name: lock_workflow_name
 SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || $2::text, 7));
