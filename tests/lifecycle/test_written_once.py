@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import interlock
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
+from interlock.engine.tenants import Principals
 from interlock.engine.workflows import Plans
 from interlock.lifecycle import (
     COUPLINGS,
@@ -105,7 +106,7 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
 
 def test_the_openapi_enums_list_exactly_the_states() -> None:
     database, settings = Database("postgresql://nowhere/", Settings()), Settings()
-    app = create_app(Services(database, settings, Plans(database), Follower(database)))
+    app = create_app(Services(database, settings, Plans(database), Principals(database), Follower(database)))
     schemas = app.openapi()["components"]["schemas"]
     for name, words in {
         "RunState": expected.STATES["run"],
