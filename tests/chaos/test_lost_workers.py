@@ -1,5 +1,6 @@
 """Workers that are killed, stopped, drained or poisoned: every run still succeeds, and each step is settled once."""
 
+import asyncio
 import os
 import random
 import time
@@ -13,6 +14,8 @@ from interlock.engine.leases import Me, claim, move_worker, reclaim_lost, regist
 from interlock.engine.sweeps import recount_lanes
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
+from interlock.tools import Context
+from interlock.worker.drive import Driver
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_sound, interrupted
 from tests.chaos.processes import (
     LEASE_SECONDS,
@@ -153,18 +156,50 @@ async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: 
     has the number and the token that its own would have had, is a reason to go on."""
     await rig.apply(workflow("slow", 2))
     await start_runs(rig, "slow", 2, {"ms": 1})
-    me = await register(rig.database, capacity=2, lease_seconds=LEASE_SECONDS)
-    await move_worker(rig.database, me.id, WorkerEvent.START)
-    async with rig.database.transaction() as tx:
-        kept, lost = (await claim(tx, None, me, 2)).runs
+    me, (kept, lost) = await _claim_by_hand(rig)
     await _append_by_hand(rig, me, kept, kept["lease_token"], 3)
     assert await _was_written(rig, me, [kept]) == [True]
     assert await _was_written(rig, me, [lost]) is None
 
-    await rig.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour'")
-    assert await reclaim_lost(rig.database) == 2
+    await _lose(rig, me)
     assert await _was_written(rig, me, [kept, lost]) == [False, False]
     assert await _was_written(rig, me, [lost]) is None
+
+
+async def test_a_worker_that_stood_still_between_claim_and_load_begins_nothing(rig: Rig) -> None:
+    """Else it would read the new holder's journal and do the very step that the new holder is doing."""
+    begun = []
+
+    @rig.tool("chaos.work")
+    async def work(ctx: Context, ms: float) -> None:
+        begun.append(ctx.run_id)
+
+    await rig.apply(workflow("slow", 2))
+    await start_runs(rig, "slow", 1, {"ms": 1})
+    late, (first,) = await _claim_by_hand(rig)
+    await _lose(rig, late)
+    holder, (second,) = await _claim_by_hand(rig)
+    assert (first["lease_token"], second["lease_token"]) == (1, 2)
+    await _append_by_hand(rig, holder, second, 2, 4)
+    async with rig.worker() as worker:
+        await until(lambda: hasattr(worker, "flusher"), "the worker is there")
+        for row, number in ((first, 0), (second, 1)):
+            driver = Driver(worker, {**row, "fresh": False})
+            driver.task = asyncio.create_task(driver.drive())
+            await driver.task
+            assert len(begun) == number
+
+
+async def _claim_by_hand(rig: Rig) -> tuple[Me, list[Any]]:
+    me = await register(rig.database, capacity=2, lease_seconds=LEASE_SECONDS)
+    await move_worker(rig.database, me.id, WorkerEvent.START)
+    async with rig.database.transaction() as tx:
+        return me, (await claim(tx, None, me, 2)).runs
+
+
+async def _lose(rig: Rig, me: Me) -> None:
+    await rig.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour' WHERE id = $1", me.id)
+    assert await reclaim_lost(rig.database) > 0
 
 
 async def _was_written(rig: Rig, me: Me, runs: list[Any]) -> list[bool] | None:

@@ -129,12 +129,18 @@ class Driver:
             self.journal.seq, self.journal.status = 2, RunState.RUNNING
             return
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
+        self._refuse_to_act_for_another(entries)
         self.journal.replay(entry_of(e) for e in entries)
         self._spent_before = self.journal.cost_usd()
         if _nobody_went_on(entries):
             await self._stand_trial()
             if not self._worker.draining:
                 self._reclaim()
+
+    def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
+        """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
+        if any((e["token"], e["type"] == EntryType.ORPHAN_DETECTED) >= (self.lease.token, True) for e in entries):
+            raise LeaseLost("somebody else holds the run now")
 
     def _advance(self) -> Next:
         """Questions to people are kept until the entries that open them are saved."""
