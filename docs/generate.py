@@ -7,9 +7,10 @@ import difflib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from docs.codes import codes_in
 from interlock.lifecycle import MACHINES, RunReason
@@ -145,6 +146,8 @@ def _flags(option: Any) -> str:
     if option.is_flag:
         return flags
     kind = option.type_descriptor.annotation
+    if option.multiple:  # list[str]: what one of them is
+        kind = next(iter(get_args(kind)), kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"{flags} {'|'.join(member.value for member in kind)}"
     return f"{flags} {option.metavar or _WORDS[kind]}"
@@ -167,8 +170,9 @@ def openapi() -> str:
     from interlock.api import Services, create_app
     from interlock.settings import Settings
 
-    nothing: Any = None
-    app = create_app(Services(nothing, Settings.model_construct(max_body_bytes=0), nothing, nothing, nothing))
+    needed = [part.name for part in fields(Services) if part.default_factory is MISSING]
+    parts: dict[str, Any] = dict.fromkeys(needed) | {"settings": Settings.model_construct(max_body_bytes=0)}
+    app = create_app(Services(**parts))
     schema = app.openapi()
     schema["info"]["version"] = "0"
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

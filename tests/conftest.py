@@ -75,8 +75,8 @@ async def url(server: embedded.Joined, template: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings(lease_seconds=5, poll_seconds=0.2)
+def settings(tmp_path: Path) -> Settings:
+    return Settings(lease_seconds=5, poll_seconds=0.2, data_dir=tmp_path / "data")
 
 
 @pytest.fixture

@@ -15,13 +15,17 @@ from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, leases, runs, sweeps, tenants, workflows
+from interlock.engine import approvals, audit, evidence, leases, runs, sweeps, tenants, workflows
+from interlock.engine.evidence import Notary
+from interlock.engine.keyfiles import Salts, Signing
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.outside import read_journal
+from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
+from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
-from interlock.store.notify import KEYS
+from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, Tx
 from interlock.tools import Registry, tool
 from interlock.wire import Role
@@ -74,8 +78,13 @@ class Rig:
         self.plans = workflows.Plans(database)
         self.tools = Registry()
         self.principals = tenants.Principals(database)
-        self.follower = Follower(database, {KEYS: self.principals.forget})
-        self.services = Services(database, settings, self.plans, self.principals, self.follower)
+        self.policies = Policies(database, self.tools)
+        self.follower = Follower(database, {KEYS: self.principals.forget, POLICY: self.policies.forget})
+        artifacts = Artifacts((settings.data_dir / "artifacts").absolute().as_uri())
+        self.notary = Notary(Signing(settings), Salts(settings), artifacts)
+        self.services = Services(
+            database, settings, self.plans, self.principals, self.policies, self.follower, self.notary
+        )
         self.app = create_app(self.services)
         self.admin_key: str
         self.admin: Principal
@@ -227,6 +236,13 @@ class Rig:
         await sweeps.wake_due(self.database)
         await sweeps.enforce_deadlines(self.database, self.plans)
         await reclaim_lost(self.database)
+
+    async def prove(self) -> None:
+        """What servers do in the background about proof, once: seal what waits, make the evidence that is due."""
+        self.notary.signing.make()
+        self.notary.salts.make()
+        await audit.seal_all(self.database, self.notary.signing)
+        await evidence.make_all_due(self.database, self.notary)
 
     async def work_until(self, run_id: UUID, *statuses: str, capacity: int = 20) -> dict[str, Any]:
         """Run a worker until the run is in one of these states (or has ended)."""

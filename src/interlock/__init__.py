@@ -7,19 +7,19 @@ from interlock.errors import Retryable, Terminal
 
 if TYPE_CHECKING:
     from interlock.client import AsyncClient, Client
-    from interlock.tools import Context, tool
+    from interlock.tools import Context, Secret, tool
 
 try:
     __version__ = version("interlock")
 except PackageNotFoundError:
     __version__ = "0+unknown"
 
-__all__ = ["AsyncClient", "Client", "Context", "Retryable", "Terminal", "__version__", "tool"]
+__all__ = ["AsyncClient", "Client", "Context", "Retryable", "Secret", "Terminal", "__version__", "tool"]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that a command line that only talks HTTP does not load the engine, nor a tool file the HTTP client.
-    if name in ("Context", "tool"):
+    if name in ("Context", "Secret", "tool"):
         from interlock import tools
 
         return getattr(tools, name)

@@ -10,6 +10,7 @@ Problem                    anything that is answered as application/problem+json
 │   └── InvalidTransition
 ├── LeaseLost      409     somebody else holds the run now; nothing was changed
 ├── TooLarge       413     the body is over the limit
+├── RateLimited    429     the tenant's runs of this minute are taken, and the caller would not wait
 └── Unavailable    503     the database is away; try again
 
 Retryable, Terminal        what a tool raises to sort its own failures
@@ -87,6 +88,10 @@ class LeaseLost(Conflict):
 
 class TooLarge(Problem):
     status, title, code = 413, "The body is too large", "BODY_TOO_LARGE"
+
+
+class RateLimited(Problem):
+    status, title, code = 429, "Too many runs in this minute", "RATE_LIMITED"
 
 
 class Unavailable(Problem):

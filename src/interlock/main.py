@@ -16,18 +16,23 @@ from rich.console import Console
 
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
-from interlock.engine import tenants
+from interlock.engine import audit, tenants
+from interlock.engine.evidence import Notary
+from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.policies import Policies
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid
+from interlock.integrations import deliver_forever, use_settings
+from interlock.integrations.artifacts import Artifacts
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store import migrate as migrations
-from interlock.store.notify import KEYS
+from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
-from interlock.tools import load_tools
+from interlock.tools import load_tools, registry
 from interlock.worker.loop import Worker
-from interlock.worker.sweeper import sweep_forever
+from interlock.worker.sweeper import prove_forever, sweep_forever
 
 T = TypeVar("T")
 
@@ -95,7 +100,7 @@ async def _work(settings: Settings, url: str, concurrency: int | None) -> None:
     async with opened(settings, url, size=5) as database:
         await migrations.wait_until_migrated(database)
         worker = Worker(database, settings, capacity=concurrency)
-        sweeping = asyncio.create_task(sweep_forever(database, settings))
+        sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
             await worker.run(stop)
         finally:
@@ -139,16 +144,20 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)
-    principals = tenants.Principals(database)
-    follower = Follower(database, {KEYS: principals.forget})
-    app = create_app(Services(database, settings, Plans(database), principals, follower))
+    principals, policies = tenants.Principals(database), Policies(database, registry)
+    follower = Follower(database, {KEYS: principals.forget, POLICY: policies.forget})
+    notary = await _notary(settings, database)
+    app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
     listening = _listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
     )
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     await follower.start()
-    sweeping = asyncio.create_task(sweep_forever(database, settings))
+    await use_settings(database, settings)
+    sweeping = asyncio.create_task(sweep_forever(database, settings, notary.signing))
+    proving = asyncio.create_task(prove_forever(database, notary))
+    delivering = asyncio.create_task(deliver_forever(database, settings))
     listening_task = asyncio.create_task(_serve(server, listening))
     host, port = listening.getsockname()[:2]
     try:
@@ -156,9 +165,30 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     finally:
         follower.close()
         sweeping.cancel()
+        proving.cancel()
+        delivering.cancel()
         server.should_exit = True
         await listening_task
+        with contextlib.suppress(asyncio.CancelledError):
+            await delivering
         await follower.stop()
+
+
+async def _notary(settings: Settings, database: Database) -> Notary:
+    """Keys are made here and nowhere else, and not beside another's: two would not trust each other's chain."""
+    signing, salts = Signing(settings), Salts(settings)
+    if signing.key() is not None or not await audit.is_begun(database):
+        signing.make()
+        salts.make()
+    else:
+        log.error(
+            "no_signing_key",
+            detail="the audit chain is sealed with a key that is not here: copy signing.key and redaction.key to this"
+            " machine, or set INTERLOCK_SIGNING_KEY and INTERLOCK_REDACTION_KEY; if the key is lost, begin a new one"
+            " with `interlock audit rotate-key`",
+        )
+    place = settings.artifacts or (settings.data_dir.absolute() / "artifacts").as_uri()
+    return Notary(signing, salts, Artifacts(place))
 
 
 async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -12,7 +12,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="INTERLOCK_", extra="ignore", env_ignore_empty=True)
 
     database_url: str | None = Field(None, description="A PostgreSQL ≥ 15; unset starts the embedded one.")
-    data_dir: Path = Field(Path(".interlock"), description="Embedded database, admin key, address of the server.")
+    data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
     tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
@@ -34,6 +34,27 @@ class Settings(BaseSettings):
     pool_size: PositiveInt = Field(10, description="Database connections of one API process.")
     max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
     max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
+
+    signing_key: SecretStr | None = Field(
+        None, description="Signs checkpoints and evidence: an Ed25519 key in PEM or its file; else signing.key, made."
+    )
+    redaction_key: SecretStr | None = Field(
+        None, min_length=16, description="The secret behind the hashes in metadata; else redaction.key, made."
+    )
+    secrets_key: SecretStr | None = Field(
+        None, description="Encrypts stored secrets: 32 bytes in base64; else secrets.key, made with the first secret."
+    )
+    artifacts: str | None = Field(
+        None, description="Where evidence goes: file:///directory or s3://bucket/prefix; else artifacts/ in the data."
+    )
+
+    slack_token: SecretStr | None = Field(None, description="The bot token (xoxb-…); without it nothing goes to Slack.")
+    slack_signing_secret: SecretStr | None = Field(None, description="Buttons and commands must be signed with it.")
+    slack_channel: str | None = Field(None, description="Where the approvals of tenant `default` are posted.")
+    slack_base_url: str = Field("https://slack.com/api/", description="Slack's API, or a stand-in for it.")
+    webhook_allow_private: bool = Field(False, description="Let webhooks call loopback and private addresses.")
+    webhook_timeout_seconds: PositiveFloat = Field(10.0, description="How long a webhook's receiver may take.")
+    webhook_disable_days: PositiveInt = Field(5, description="A webhook that failed for so long is switched off.")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")

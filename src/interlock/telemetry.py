@@ -3,6 +3,9 @@
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -28,12 +31,41 @@ def configure_logging(level: str, format_: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _scrub,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+    logging.setLogRecordFactory(_ScrubbedRecord)
+
+
+# While a tool works with secrets: what takes them out of every line that anybody writes, libraries included.
+_scrubs: ContextVar[Callable[[Any], Any] | None] = ContextVar("scrubs", default=None)
+
+
+@contextmanager
+def scrubbed_lines(scrub: Callable[[Any], Any]) -> Iterator[None]:
+    token = _scrubs.set(scrub)
+    try:
+        yield
+    finally:
+        _scrubs.reset(token)
+
+
+def _scrub(logger: Any, method: str, event: Any) -> Any:
+    scrub = _scrubs.get()
+    return event if scrub is None else scrub(event)
+
+
+class _ScrubbedRecord(logging.LogRecord):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if (scrub := _scrubs.get()) is not None:
+            if self.exc_info:
+                self.exc_text, self.exc_info = scrub(logging.Formatter().formatException(self.exc_info)), None
+            self.msg, self.args = scrub(self.getMessage()), None
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86400)
@@ -52,7 +84,7 @@ class Metrics:
                 ["from_state", "to_state"],
                 registry=r,
             )
-            for name in ("run", "step", "approval", "worker")
+            for name in ("run", "step", "approval", "receipt", "worker")
         }
         self.refused = Counter(
             "interlock_refused_transitions", "Transitions that a table does not allow.", ["machine", "state", "event"],

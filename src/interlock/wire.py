@@ -19,10 +19,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     StringConstraints,
 )
 
-from interlock.lifecycle import ApprovalState, RunReason, RunState, StepState, Term, Tier, WorkerState
+from interlock.lifecycle import ApprovalState, ReceiptState, RunReason, RunState, StepState, Term, Tier, WorkerState
 
 T = TypeVar("T")
 
@@ -187,6 +188,8 @@ class Action(View):
     operation: str | None = None
     target: Any = None
     fields: dict[str, Any] = {}
+    # The names of the secrets that fields hold, by field; what is shown there as `${secrets.name}` is one.
+    secrets: dict[str, list[str]] = {}
     digest: str
 
 
@@ -207,6 +210,8 @@ class Vote(View):
 
 class Approval(View):
     id: Id
+    # gate (the workflow asks), action (the policy asks) or in_doubt (did an interrupted effect happen?)
+    kind: str = "gate"
     run_id: Id
     step_key: str
     session_id: Id | None = None
@@ -216,6 +221,11 @@ class Approval(View):
     summary: str = ""
     action: Action
     rationale: Rationale = Rationale()
+    # Groups whose members decide; empty means anybody who may approve.
+    approvers: list[str] = []
+    reason_required: bool = False
+    # The effect in doubt, where that is the question.
+    receipt_id: Id | None = None
     votes: list[Vote] = []
     requested_at: AwareDatetime
     expires_at: AwareDatetime | None = None
@@ -227,6 +237,8 @@ class Decide(Body):
 
     reason: Text | None = None
     digest: Name | None = None
+    # Approve an edited action instead: these fields replace the proposed ones, and it is judged again.
+    patch: dict[str, Any] | None = None
     request_id: Name | None = None
 
 
@@ -257,6 +269,8 @@ class Tenant(View):
     id: Id
     name: str
     max_concurrency: int | None = None
+    max_runs_per_min: int | None = None
+    max_writes_per_run: int | None = None
     weight: float = 1
     created_at: AwareDatetime
     # The tenant's first admin key, in the answer that created the tenant and never again.
@@ -266,7 +280,50 @@ class Tenant(View):
 class NewTenant(Body):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,99}$")]
     max_concurrency: PositiveInt | None = None
+    max_runs_per_min: PositiveInt | None = None
+    max_writes_per_run: PositiveInt | None = None
     weight: Annotated[float, Field(ge=0.001, le=1000)] = 1
+
+
+class ChangeTenant(Body):
+    """What is left out stays as it is; null takes a cap away."""
+
+    max_concurrency: PositiveInt | None = None
+    max_runs_per_min: PositiveInt | None = None
+    max_writes_per_run: PositiveInt | None = None
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1
+    request_id: Name | None = None
+
+
+class Usage(View):
+    """What a tenant uses of what it may use; a cap that is null is none."""
+
+    tenant_id: Id
+    tenant: str
+    weight: float = 1
+    max_concurrency: int | None = None
+    in_flight: NonNegativeInt = 0
+    max_runs_per_min: int | None = None
+    # Places of the current minute that are taken, and runs that have one in a later minute.
+    runs_this_minute: NonNegativeInt = 0
+    runs_waiting: NonNegativeInt = 0
+    max_writes_per_run: int | None = None
+    # Runs that a worker could take now; 10,000 stands for that many or more.
+    ready: NonNegativeInt = 0
+
+
+class SetSecret(Body):
+    value: SecretStr
+    request_id: Name | None = None
+
+
+class StoredSecret(View):
+    """A secret's name and history; its value is never shown again."""
+
+    name: str
+    version: PositiveInt
+    created_at: AwareDatetime
+    created_by: str
 
 
 class Key(View):
@@ -274,6 +331,7 @@ class Key(View):
     name: str
     role: Role
     workspace_id: str | None = None
+    groups: list[str] = []
     created_at: AwareDatetime
     revoked_at: AwareDatetime | None = None
     # The secret, in the answer that created the key and never again.
@@ -284,6 +342,7 @@ class NewKey(Body):
     name: Name
     role: Role
     workspace_id: Name | None = None
+    groups: list[Name] = []
 
 
 class Worker(View):
@@ -300,3 +359,270 @@ class Worker(View):
 
 class Health(View):
     status: str = "ok"
+
+
+# ---------------------------------------------------------------- policy, receipts, grants
+
+
+class Policy(View):
+    """A tenant's policy. Version 0 is the built-in one."""
+
+    version: NonNegativeInt
+    digest: str
+    text: str | None = None
+    created_at: AwareDatetime | None = None
+
+
+class Evaluate(Body):
+    """A proposed action, as a run would propose it: judged, and nothing done."""
+
+    tool: Name
+    input: dict[str, Any] = {}
+    role: Role = Role.OPERATOR
+    workflow: str = ""
+    hour: Annotated[int, Field(ge=0, le=23)] | None = None
+    # Judge by this text instead of the policy in force.
+    policy: Annotated[str, StringConstraints(max_length=200_000)] | None = None
+
+
+class PolicyDecision(View):
+    answer: str
+    tier: Tier | None = None
+    two_person: bool = False
+    rule_ids: list[str] = []
+    reason: str = ""
+    policy_digest: str | None = None
+    action: Action | None = None
+
+
+class Backtest(Body):
+    """Judge what was decided before by another policy, and see what would differ."""
+
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=200_000)]
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
+
+
+class Receipt(View):
+    """One effect on the outside world: what was attempted and what became of it, without the values."""
+
+    id: Id
+    run_id: Id
+    step_key: str
+    tool: str
+    idempotency_key: str
+    status: ReceiptState
+    attempt: NonNegativeInt
+    request_metadata: Any = None
+    response_metadata: Any = None
+    reversible: bool = False
+    undo: str | None = None
+    reversal: dict[str, Any] | None = None
+    created_at: AwareDatetime
+    completed_at: AwareDatetime | None = None
+
+
+class ResolveReceipt(Body):
+    """What became of an effect in doubt. `output` is what the tool would have returned."""
+
+    outcome: Literal["happened", "did_not_happen", "fail"]
+    output: Any = None
+    reason: Text | None = None
+    request_id: Name | None = None
+
+
+class BulkDecide(Body):
+    ids: Annotated[list[Id], Field(min_length=1, max_length=100)]
+    decision: Literal["approve", "reject"]
+    reason: Text | None = None
+    request_id: Name | None = None
+
+
+class Decided(View):
+    """What became of one id of a bulk decision."""
+
+    id: str
+    ok: bool
+    status: ApprovalState | None = None
+    problem: Problem | None = None
+
+
+class Outcome(View):
+    """The part of a decision that another policy may change."""
+
+    answer: str
+    tier: str | None = None
+    two_person: bool = False
+
+    def __str__(self) -> str:
+        extras = [f"tier {self.tier}"] * bool(self.tier) + ["two people"] * self.two_person
+        return f"{self.answer} ({', '.join(extras)})" if extras else self.answer
+
+
+class Difference(View):
+    """A recorded decision that would be another one under the policy that was tried."""
+
+    run_id: Id | None = None
+    step: str | None = None
+    at: AwareDatetime | None = None
+    summary: str
+    before: Outcome
+    after: Outcome
+    reason: str = ""
+    rule_ids: list[str] = []
+    errors: list[Any] = []
+
+
+class Backtested(View):
+    decisions: NonNegativeInt
+    changed: NonNegativeInt
+    changes: list[Difference] = []
+
+
+class NewGrant(Body):
+    """An answer given in advance: this tool, these arguments, for so long. Never for `high` or two people."""
+
+    tool: Name
+    arguments: dict[str, Any] = {}
+    tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW
+    expires_in: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600
+    reason: Text | None = None
+    request_id: Name | None = None
+
+
+class Grant(View):
+    id: Id
+    tool: str
+    arguments: dict[str, Any] = {}
+    tier: Tier
+    reason: str | None = None
+    created_by: str
+    created_at: AwareDatetime
+    expires_at: AwareDatetime
+    revoked_at: AwareDatetime | None = None
+    uses: NonNegativeInt = 0
+
+
+# ---------------------------------------------------------------- webhooks, Slack
+
+
+class WebhookEvent(Term):
+    """What a webhook can be told of. None of them carries inputs, outputs or the fields of an action."""
+
+    APPROVAL_REQUESTED = "approval.requested", "People are asked to decide."
+    APPROVAL_EDITED = "approval.edited", "A person changed the action that is to be decided."
+    APPROVAL_REMINDED = "approval.reminded", "Half of an approval's time is over."
+    APPROVAL_ESCALATED = "approval.escalated", "Nobody had decided; a second group is asked too."
+    APPROVAL_RESOLVED = "approval.resolved", "People decided, nobody did in time, or the run ended."
+    RUN_COMPLETED = "run.completed", "A run ended: succeeded, failed or canceled."
+
+
+class NewWebhook(Body):
+    url: Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x20]+$")]
+    events: Annotated[list[WebhookEvent], Field(min_length=1)] = [
+        WebhookEvent.APPROVAL_REQUESTED,
+        WebhookEvent.APPROVAL_RESOLVED,
+        WebhookEvent.RUN_COMPLETED,
+    ]
+    request_id: Name | None = None
+
+
+class Webhook(View):
+    id: Id
+    url: str
+    events: list[str]
+    workspace_id: str | None = None
+    created_at: AwareDatetime
+    # Since when every delivery failed, and with what; it is switched off when that lasts for days.
+    failing_since: AwareDatetime | None = None
+    last_error: str | None = None
+    disabled_at: AwareDatetime | None = None
+    # Verifies signatures (Standard Webhooks); in the answer that created it and never again.
+    secret: str | None = None
+
+
+class Delivery(View):
+    """One message to a webhook. `id` is its `webhook-id`, the same over all tries."""
+
+    id: str
+    event: str
+    subject_id: Id
+    status: Literal["pending", "delivered", "failed"]
+    attempts: NonNegativeInt
+    response_status: int | None = None
+    last_error: str | None = None
+    created_at: AwareDatetime
+    next_try_at: AwareDatetime | None = None
+    done_at: AwareDatetime | None = None
+
+
+class NewSlackUser(Body):
+    """Who a Slack user is here: what they decide and start counts as that key's."""
+
+    team_id: Name
+    user_id: Name
+    key_id: UUID
+    request_id: Name | None = None
+
+
+class SlackUser(View):
+    team_id: str
+    user_id: str
+    key_id: Id
+    name: str
+    role: Role
+    created_at: AwareDatetime
+
+
+class SlackChannel(Body):
+    channel: Name
+    # Another tenant's, by its name.
+    tenant: Name | None = None
+    request_id: Name | None = None
+
+
+# ---------------------------------------------------------------- audit
+
+
+class AuditEntry(Event):
+    """An entry with its place in the tenant's chain, and the link that the next one is built on."""
+
+    position: PositiveInt
+    link: str
+
+
+class Broken(View):
+    """The first place where chain and journal differ. `position` is null where the chain never reached."""
+
+    position: int | None = None
+    run_id: Id | None = None
+    seq: int | None = None
+    why: str
+
+    def __str__(self) -> str:
+        entry = f"entry {self.seq} of run {self.run_id}" if self.run_id else None
+        place = f"position {self.position}" if self.position is not None else "past the chain"
+        return f"{place} ({entry}): {self.why}" if entry else f"{place}: {self.why}"
+
+
+class AuditVerdict(View):
+    """`unsealed` entries are a second old at most: nothing is wrong with them, and nothing is proven yet."""
+
+    ok: bool
+    events: NonNegativeInt
+    checkpoints: NonNegativeInt
+    unsealed: NonNegativeInt = 0
+    broken_at: Broken | None = None
+
+
+class VerifyAudit(Body):
+    """Checkpoints that were kept elsewhere, as evidence has them."""
+
+    checkpoints: Annotated[list[dict[str, Any]], Field(max_length=1000)] = []
+
+
+class SigningKey(View):
+    """A public key; the private half never leaves the machine that signs."""
+
+    key_id: str
+    current: bool
+    pem: str

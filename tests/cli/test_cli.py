@@ -4,154 +4,24 @@ import io
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import uvicorn
 from rich.console import Console
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from tests.cli.stub import NOW, Stub, a_run, a_step, an_approval, an_event, problem, refused, run, sse
 from typer.core import TyperGroup
 from typer.main import get_command
-from typer.testing import CliRunner, Result
 
 import interlock
 from interlock.cli import app, show
 from interlock.cli.watch import Progress
 from interlock.lifecycle import MACHINES, RUN, RunState
 from interlock.wire import Event, Run, Step
-
-NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
-
-
-def a_step(key: str, status: str = "succeeded", **more: Any) -> dict[str, Any]:
-    base = {"id": f"s-{key}", "key": key, "index": 0, "kind": "tool", "tool": f"shop.{key}", "status": status}
-    return {**base, "attempt": 1, "max_attempts": 4, **more}
-
-
-def a_run(id: str = "run-1", status: str = "running", **more: Any) -> dict[str, Any]:
-    base = {"id": id, "tenant_id": "t", "workflow": "refund", "workflow_version": 3, "status": status}
-    return {**base, "trigger": {"source": "cli"}, "created_at": NOW.isoformat(), "steps": [], **more}
-
-
-def an_approval(id: str = "ap-1", run_id: str = "run-1", **more: Any) -> dict[str, Any]:
-    action = {"tool": "shop.refund", "fields": {"amount": 120}, "digest": "sha256:ab"}
-    base = {"id": id, "run_id": run_id, "step_key": "review", "status": "requested", "tier": "high"}
-    return {
-        **base,
-        "two_person": True,
-        "action": action,
-        "summary": "Refund 120",
-        "requested_at": NOW.isoformat(),
-        **more,
-    }
-
-
-def an_event(seq: int, **data: Any) -> dict[str, Any]:
-    return {"seq": seq, "type": "step_transition", "at": NOW.isoformat(), "run_id": "run-1", "data": data}
-
-
-class Stub:
-    """Answers each `METHOD /path` with what the test put there, and remembers what was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, list[Any]] = {}
-        self.asked: list[tuple[str, dict[str, str], bytes, dict[str, str]]] = []
-        self.app = Starlette(routes=[Route("/{path:path}", self.answer, methods=["GET", "POST", "DELETE"])])
-
-    def on(self, call: str, *answers: Any) -> "Stub":
-        self.answers[call] = list(answers)
-        return self
-
-    async def answer(self, request: Request) -> Response:
-        call = f"{request.method} {request.url.path}"
-        self.asked.append((call, dict(request.query_params), await request.body(), dict(request.headers)))
-        waiting = self.answers.get(call)
-        if not waiting:
-            return problem(404, "NOT_FOUND", "Not found", "no such thing")
-        found = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        return found if isinstance(found, Response) else JSONResponse(found)
-
-    def body(self, call: str) -> Any:
-        return json.loads(next(body for asked, _, body, _ in self.asked if asked == call))
-
-    def query(self, call: str) -> dict[str, str]:
-        return next(query for asked, query, _, _ in self.asked if asked == call)
-
-
-def problem(status: int, code: str, title: str, detail: str, **more: Any) -> Response:
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, **more}
-    return JSONResponse(body, status, media_type="application/problem+json")
-
-
-def sse(*events: dict[str, Any]) -> Response:
-    lines = [f"id: {e['seq']}\nevent: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events]
-    return Response("".join([*lines, "event: end\ndata: {}\n\n"]), media_type="text/event-stream")
-
-
-class Switch:
-    """One socket for all tests; each test has its own stub behind it."""
-
-    def __init__(self) -> None:
-        self.stub = Stub()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.stub.app(scope, receive, send)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Switch, str]]:
-    switch = Switch()
-    server = uvicorn.Server(uvicorn.Config(switch, port=0, log_level="critical", lifespan="off", ws="none"))
-    ready = threading.Event()
-    startup = server.startup
-
-    async def startup_and_tell(sockets: Any = None) -> None:
-        await startup(sockets)
-        ready.set()
-
-    server.startup = startup_and_tell  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    assert ready.wait(10)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield switch, f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
-
-
-@pytest.fixture
-def url(served: tuple[Switch, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    monkeypatch.chdir(tmp_path)
-    for name in ("INTERLOCK_DATA_DIR", "INTERLOCK_API_KEY", "INTERLOCK_TOOLS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("INTERLOCK_URL", served[1])
-    return served[1]
-
-
-@pytest.fixture
-def stub(served: tuple[Switch, str], url: str) -> Stub:
-    served[0].stub = Stub()
-    return served[0].stub
-
-
-def run(*args: str, input: str | None = None) -> Result:
-    return CliRunner().invoke(app, args, input=input, prog_name="interlock")
-
-
-def refused(result: Result, *, code: int = 1) -> str:
-    """The one line of an error."""
-    lines = result.stderr.splitlines()
-    assert (result.exit_code, len(lines)) == (code, 1), result.output
-    return lines[0]
-
 
 # ---------------------------------------------------------------- help
 
@@ -494,7 +364,7 @@ def test_a_new_key_is_shown(stub: Stub) -> None:
     key = {"id": "k-1", "name": "ci", "role": "operator", "created_at": NOW.isoformat(), "key": "il_secret"}
     stub.on("POST /api/keys", key)
     assert "il_secret" in run("key", "create", "ci", "--role", "operator").stdout
-    assert stub.body("POST /api/keys") == {"name": "ci", "role": "operator"}
+    assert stub.body("POST /api/keys") == {"name": "ci", "role": "operator", "groups": []}
 
 
 def test_a_revoked_key_is_confirmed(stub: Stub) -> None:
@@ -506,6 +376,41 @@ def test_a_new_tenant_comes_with_its_admin_key(stub: Stub) -> None:
     stub.on("POST /api/tenants", {"id": "t-1", "name": "acme", "created_at": NOW.isoformat(), "key": "il_admin"})
     assert "il_admin" in run("tenant", "create", "acme", "--max-concurrency", "20").stdout
     assert stub.body("POST /api/tenants") == {"name": "acme", "max_concurrency": 20, "weight": 1.0}
+
+
+def test_a_tenants_caps_are_changed_one_by_one(stub: Stub) -> None:
+    stub.on("PATCH /api/tenants/acme", {"id": "t-1", "name": "acme", "created_at": NOW.isoformat(), "weight": 2})
+    run("tenant", "update", "acme", "--max-concurrency", "none", "--max-runs-per-min", "60", "--weight", "2")
+    assert stub.body("PATCH /api/tenants/acme") == {"max_concurrency": None, "max_runs_per_min": 60, "weight": 2.0}
+    assert "expected a whole number" in refused(run("tenant", "update", "acme", "--max-concurrency", "0"), code=2)
+    assert "say what to change" in refused(run("tenant", "update", "acme"), code=2)
+
+
+def test_usage_is_shown_against_the_caps(stub: Stub) -> None:
+    usage = {"tenant_id": "t-1", "tenant": "acme", "max_runs_per_min": 60, "runs_this_minute": 12, "ready": 10_000}
+    stub.on("GET /api/usage", {"items": [usage]})
+    shown = run("usage").stdout
+    assert "12 of 60" in shown and "10000+" in shown
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_a_secret_is_asked_for_or_piped_in_and_never_printed(stub: Stub) -> None:
+    stored = {"name": "bank_key", "version": 3, "created_at": NOW.isoformat(), "created_by": "ann"}
+    stub.on("PUT /api/secrets/bank_key", stored).on("GET /api/secrets", {"items": [stored]})
+    stub.on("DELETE /api/secrets/bank_key", stored)
+    for flags, typed in (
+        ((), "s3cret-value\n"),
+        (("--value-stdin",), "s3cret-value\n"),
+        (("--value-stdin",), "s3cret-value"),
+    ):
+        result = run("secret", "set", "bank_key", *flags, input=typed)
+        assert (result.exit_code, "s3cret" in result.output) == (0, False)
+        assert "set bank_key, version 3" in result.stdout
+        assert stub.body("PUT /api/secrets/bank_key") == {"value": "s3cret-value"}
+    assert "bank_key" in run("secret", "list").stdout
+    assert "deleted bank_key" in run("secret", "delete", "bank_key").stdout
 
 
 def test_a_name_that_cannot_be_is_not_sent(stub: Stub) -> None:

@@ -176,6 +176,123 @@ def test_a_new_key_comes_with_its_secret(kind: Kind) -> None:
     assert (key.role, key.key) == (Role.OPERATOR, "il_secret")
 
 
+POLICY = {"version": 1, "digest": "d", "created_at": NOW}
+RECEIPT = {
+    "id": "rc",
+    "run_id": "r",
+    "step_key": "refund",
+    "tool": "shop.refund",
+    "idempotency_key": "k",
+    "status": "in_doubt",
+    "attempt": 1,
+    "created_at": NOW,
+}
+GRANT = {"id": "g", "tool": "shop.tag", "tier": "low", "created_by": "ann", "created_at": NOW, "expires_at": NOW}
+EVALUATED = {"answer": "deny", "reason": "forbidden by freeze", "rule_ids": ["freeze"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "kwargs", "answer", "sent"),
+    [
+        (
+            *("evaluate_policy", ("shop.refund", {"amount": 5}), {"role": "agent", "hour": 23}, EVALUATED),
+            (
+                "POST /api/policy/evaluate",
+                {"tool": "shop.refund", "input": {"amount": 5}, "role": "agent", "workflow": "", "hour": 23},
+            ),
+        ),
+        (
+            *("backtest_policy", ("permit…",), {"limit": 9}, {"decisions": 0, "changed": 0}),
+            ("POST /api/policy/backtest", {"policy": "permit…", "limit": 9}),
+        ),
+        (
+            *("resolve_receipt", ("rc", "happened"), {"output": {"id": 1}}, RECEIPT),
+            ("POST /api/receipts/rc/resolve", {"outcome": "happened", "output": {"id": 1}}),
+        ),
+        (
+            *("reverse_receipt", ("rc",), {"reason": "oops"}, RUN),
+            ("POST /api/receipts/rc/reverse", {"reason": "oops"}),
+        ),
+        (
+            *("decide_many", (["a", "b"], "reject"), {"reason": "no"}, {"items": []}),
+            ("POST /api/approvals/decide", {"ids": ["a", "b"], "decision": "reject", "reason": "no"}),
+        ),
+        (
+            *("give_grant", ("shop.tag", {"id": 1}), {"tier": "med", "expires_in": 60}, GRANT),
+            ("POST /api/grants", {"tool": "shop.tag", "arguments": {"id": 1}, "tier": "med", "expires_in": 60}),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_governed_is_sent_as_the_wire_says(
+    kind: Kind, method: str, args: Any, kwargs: Any, answer: Any, sent: Any
+) -> None:
+    server = Server(ok(answer))
+    kind.call(server, method, *args, **kwargs)
+    (request,) = server.asked
+    assert (f"{request.method} {request.url.path}", json.loads(request.content)) == sent
+    assert request.headers["idempotency-key"]
+
+
+def test_a_policy_is_put_as_it_was_written(kind: Kind) -> None:
+    server = Server(httpx2.ReadError("reset"), ok(POLICY))
+    assert kind.call(server, "publish_policy", "// ü\n").version == 1
+    first, second = server.asked
+    assert (second.method, second.url.path, second.content) == ("PUT", "/api/policy", "// ü\n".encode())
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+
+
+def test_a_policy_that_is_refused_comes_back_with_its_faults(kind: Kind) -> None:
+    faults = [{"file": "policy", "line": 2, "path": "large", "message": "no such tier"}]
+    with pytest.raises(ApiError) as caught:
+        kind.call(Server(problem(422, "POLICY_INVALID", errors=faults)), "publish_policy", "…")
+    assert caught.value.fields["errors"] == faults
+
+
+def test_an_edited_action_keeps_fields_that_become_nothing(kind: Kind) -> None:
+    approval = {"id": "a", "run_id": "r", "step_key": "s", "status": "requested", "tier": "low", "requested_at": NOW}
+    server = Server(ok({**approval, "action": {"digest": "d"}, "kind": "action", "approvers": ["finance"]}))
+    found = kind.call(server, "approve_approval", "a", patch={"note": None})
+    assert json.loads(server.asked[0].content) == {"patch": {"note": None}}
+    assert (found.kind, found.approvers) == ("action", ["finance"])
+
+
+def test_each_of_many_decisions_has_its_own_answer(kind: Kind) -> None:
+    late = {"title": "Too late", "status": 409, "detail": "it is rejected", "code": "APPROVAL_DECIDED"}
+    items = [{"id": "a", "ok": True, "status": "approved"}, {"id": "b", "ok": False, "problem": late}]
+    first, second = kind.call(Server(ok({"items": items})), "decide_many", ["a", "b"], "approve").items
+    assert (first.status, second.problem.code) == ("approved", "APPROVAL_DECIDED")
+
+
+def test_receipts_grants_and_the_policy_are_read(kind: Kind) -> None:
+    server = Server(ok({"items": [RECEIPT]}), ok(RECEIPT), ok({"items": [GRANT]}), ok({"items": []}), ok(POLICY))
+    assert kind.call(server, "receipts", "r").items[0].status == "in_doubt"
+    assert kind.call(server, "receipt", "rc").tool == "shop.refund"
+    assert kind.call(server, "grants").items[0].uses == 0
+    kind.call(server, "grants", all=True)
+    assert kind.call(server, "policy").digest == "d"
+    assert [request.url.raw_path.decode() for request in server.asked] == [
+        "/api/runs/r/receipts",
+        "/api/receipts/rc",
+        "/api/grants",
+        "/api/grants?all=true",
+        "/api/policy",
+    ]
+
+
+def test_a_revoked_grant_is_answered(kind: Kind) -> None:
+    server = Server(ok({**GRANT, "revoked_at": NOW}))
+    assert kind.call(server, "revoke_grant", "g").revoked_at is not None
+    assert (server.asked[0].method, server.asked[0].url.path) == ("DELETE", "/api/grants/g")
+
+
+def test_a_grant_never_answers_for_high(kind: Kind) -> None:
+    server = Server(ok(GRANT))
+    with pytest.raises(ApiError, match="tier: "):
+        kind.call(server, "give_grant", "shop.tag", tier="high")
+    assert not server.asked
+
+
 def test_runs_are_read_over_all_pages(kind: Kind) -> None:
     server = Server(
         ok({"items": [{**RUN, "id": "1"}, {**RUN, "id": "2"}], "next_cursor": "c"}),

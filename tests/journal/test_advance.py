@@ -112,7 +112,7 @@ def test_a_gate_asks_people_with_what_is_known_and_no_worker_gets_it() -> None:
     assert following.start == []
     assert following.then == Wait(RunState.WAITING_APPROVAL, None)
     (ask,) = following.ask
-    assert (ask.step, ask.summary, ask.gate.tier) == ("gate", "pay 12?", "high")
+    assert (ask.kind, ask.step, ask.summary, ask.tier) == ("gate", "gate", "pay 12?", "high")
     assert made.steps["gate"].approval_id == ask.id
     assert lines(made) == ["gate -open-> waiting_approval"]
 

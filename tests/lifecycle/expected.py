@@ -60,6 +60,17 @@ requested expire  expired
 requested cancel  canceled
 """
 
+RECEIPT = """
+attempted seal    succeeded
+attempted fail    failed
+attempted doubt   in_doubt
+attempted retry   attempted
+attempted confirm succeeded
+in_doubt  confirm succeeded
+in_doubt  fail    failed
+failed    retry   attempted
+"""
+
 WORKER = """
 idle    start     running
 idle    terminate terminated
@@ -103,6 +114,7 @@ TABLES = {
     "run": rows(RUN),
     "step": rows(STEP),
     "approval": rows(APPROVAL),
+    "receipt": rows(RECEIPT),
     "worker": rows(WORKER),
     "job": rows(JOB),
     "idempotency": rows(IDEMPOTENCY),
@@ -130,6 +142,7 @@ STATES = {
         "canceled",
     ],
     "approval": ["requested", "approved", "rejected", "expired", "canceled"],
+    "receipt": ["attempted", "in_doubt", "failed", "succeeded"],
     "worker": ["idle", "running", "paused", "completed", "failed", "terminated"],
     "job": ["submitted", "pending", "running", "completed", "failed", "canceled"],
     "idempotency": ["processing", "completed", "failed"],
@@ -139,6 +152,7 @@ TERMINAL = {
     "run": {"succeeded", "failed", "canceled"},
     "step": {"succeeded", "skipped", "failed", "canceled"},
     "approval": {"approved", "rejected", "expired", "canceled"},
+    "receipt": {"succeeded"},
     "worker": {"completed", "failed", "terminated"},
     "job": {"completed", "failed", "canceled"},
     "idempotency": {"completed"},

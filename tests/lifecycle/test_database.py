@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from interlock.ids import uuid7
-from interlock.lifecycle import APPROVAL, IDEMPOTENCY, RUN, STEP, WORKER, Machine, RunReason, Tier
+from interlock.lifecycle import APPROVAL, IDEMPOTENCY, RECEIPT, RUN, STEP, WORKER, Machine, RunReason, Tier
 from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, listed
 from interlock.lifecycle.run import LEASABLE
 from interlock.store import embedded
@@ -20,8 +20,8 @@ from interlock.wire import Role
 from tests.conftest import url_of
 from tests.lifecycle import expected
 
-STORED = (RUN, APPROVAL, WORKER, IDEMPOTENCY)
-MOVING = (RUN, APPROVAL, WORKER)
+STORED = (RUN, APPROVAL, RECEIPT, WORKER, IDEMPOTENCY)
+MOVING = (RUN, APPROVAL, RECEIPT, WORKER)
 every_stored = pytest.mark.parametrize("machine", STORED, ids=lambda machine: machine.name)
 every_moving = pytest.mark.parametrize("machine", MOVING, ids=lambda machine: machine.name)
 
@@ -160,6 +160,11 @@ _ROW: dict[str, dict[str, Any]] = {
         "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "run_id": "gen_random_uuid()", "step": "'s'",
         "tier": "'low'", "two_person": "false", "summary": "''", "action": "'{}'", "digest": "'d'",
         "requested_by": "'me'", "requested_at": "now()", "expires_at": "now()",
+    },
+    "receipt": {
+        "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "run_id": "gen_random_uuid()", "step": "'s'",
+        "tool": "'t'", "idempotency_key": "gen_random_uuid()::text", "action_digest": "'d'", "attempt": "1",
+        "request_metadata": "'{}'", "created_at": "now()",
     },
     "idempotency": {
         "tenant_id": "gen_random_uuid()", "key": "gen_random_uuid()::text", "source": "'http'", "request_hash": "'x'",

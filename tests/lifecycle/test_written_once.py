@@ -11,14 +11,19 @@ from prometheus_client.parser import text_string_to_metric_families
 import interlock
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
+from interlock.engine.evidence import Notary
+from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.policies import Policies
 from interlock.engine.tenants import Principals
 from interlock.engine.workflows import Plans
+from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import (
     COUPLINGS,
     MACHINES,
     MAY_APPEND,
     ApprovalState,
     Machine,
+    ReceiptState,
     RunReason,
     RunState,
     StepState,
@@ -30,6 +35,7 @@ from interlock.settings import Settings
 from interlock.store.pool import Database
 from interlock.store.queries import SQL
 from interlock.telemetry import exposition
+from interlock.tools import Registry
 from tests.lifecycle import expected
 from tests.rig import Rig
 
@@ -83,7 +89,10 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
     @rig.tool("t.do")
     async def do() -> None: ...
 
-    await rig.apply("{name: gated, steps: [{id: a, tool: t.do}, {id: gate, approval: {}}, {id: b, tool: t.do}]}")
+    @rig.tool("t.pay", writes=True)
+    async def pay() -> None: ...
+
+    await rig.apply("{name: gated, steps: [{id: a, tool: t.do}, {id: gate, approval: {}}, {id: b, tool: t.pay}]}")
     run_id = await rig.start("gated")
     await rig.work_until(run_id, "waiting_approval")
     await rig.approve(run_id, who=await rig.person("ann", "approver"))
@@ -101,29 +110,36 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
     assert ("waiting_approval", "running") in counted["run"]
     assert ("waiting_approval", "succeeded") in counted["step"]
     assert ("requested", "approved") in counted["approval"]
+    assert ("attempted", "succeeded") in counted["receipt"]
     assert ("idle", "running") in counted["worker"]
 
 
-def test_the_openapi_enums_list_exactly_the_states() -> None:
+def test_the_openapi_enums_list_exactly_the_states(tmp_path: Path) -> None:
     database, settings = Database("postgresql://nowhere/", Settings()), Settings()
-    app = create_app(Services(database, settings, Plans(database), Principals(database), Follower(database)))
+    notary = Notary(Signing(settings), Salts(settings), Artifacts(tmp_path.as_uri()))
+    policies = Policies(database, Registry())
+    app = create_app(
+        Services(database, settings, Plans(database), Principals(database), policies, Follower(database), notary)
+    )
     schemas = app.openapi()["components"]["schemas"]
     for name, words in {
         "RunState": expected.STATES["run"],
         "StepState": expected.STATES["step"],
         "ApprovalState": expected.STATES["approval"],
+        "ReceiptState": expected.STATES["receipt"],
         "WorkerState": expected.STATES["worker"],
         "RunReason": expected.REASONS,
         "Tier": ["low", "med", "high"],
     }.items():
         assert sorted(schemas[name]["enum"]) == sorted(words), name
-    for name, enum in {"Run": "RunState", "Step": "StepState", "Approval": "ApprovalState"}.items():
+    views = {"Run": "RunState", "Step": "StepState", "Approval": "ApprovalState", "Receipt": "ReceiptState"}
+    for name, enum in views.items():
         assert schemas[name]["properties"]["status"]["$ref"].endswith(f"/{enum}")
 
 
 # ---------------------------------------------------------------- nobody retypes a list
 
-_ENUMS = {"RunState": RunState, "StepState": StepState, "ApprovalState": ApprovalState, "WorkerState": WorkerState}
+_ENUMS = {enum.__name__: enum for enum in (RunState, StepState, ApprovalState, ReceiptState, WorkerState)}
 
 
 def collections_of_states(tree: ast.AST) -> Iterator[tuple[int, frozenset[str]]]:
@@ -148,7 +164,7 @@ def collections_of_states(tree: ast.AST) -> Iterator[tuple[int, frozenset[str]]]
 
 def retyped(text: str) -> list[tuple[int, frozenset[str]]]:
     """Collections that spell out a machine's terminal, open or complete set of states."""
-    machines = [m for m in MACHINES if m.name in ("run", "step", "approval", "worker")]
+    machines = [m for m in MACHINES if m.name in ("run", "step", "approval", "receipt", "worker")]
     lists = {frozenset(map(str, of)) for m in machines for of in (m.terminal, m.open, frozenset(m.states))}
     lists = {of for of in lists if len(of) > 1}
     return [(line, words) for line, words in collections_of_states(ast.parse(text)) if any(of <= words for of in lists)]

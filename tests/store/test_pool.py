@@ -39,7 +39,7 @@ async def test_a_command_whose_connection_breaks_is_done_again_and_happens_once(
     async def work(tx: Tx) -> str:
         nonlocal tries
         tries += 1
-        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0)
+        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0, None, None)
         if tries == 1:
             await kill(database, await tx.connection.fetchval("SELECT pg_backend_pid()"))
         row = await tx.row("tenant_named", "acme")
@@ -85,7 +85,7 @@ async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
     async def work(tx: Tx) -> None:
         nonlocal tries
         tries += 1
-        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0)
+        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0, None, None)
         raise Conflict("no")
 
     with pytest.raises(Conflict):

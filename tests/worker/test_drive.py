@@ -11,7 +11,7 @@ import pytest
 
 from interlock import Context
 from interlock.engine import leases, sweeps
-from interlock.engine.append import Lease, Write, append
+from interlock.engine.append import Beside, Lease, Write, append
 from interlock.engine.outside import journal_for
 from interlock.journal import Entry, Leave, advance
 from interlock.lifecycle import RunReason, RunState
@@ -451,7 +451,7 @@ async def open_gate(rig: Rig, me: leases.Me, row: Any) -> None:
     journal.seq, journal.status = row["seq"], RunState.RUNNING
     asks = advance(journal, row["now"]).ask
     write = write_of(row, *journal.take_unsaved())
-    write.asks = asks
+    write.beside = Beside(asks=asks)
     assert await by_hand(rig, me, write)
 
 

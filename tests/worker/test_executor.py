@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -19,11 +20,25 @@ from pydantic import BaseModel
 
 from interlock.definition.expression import Scope
 from interlock.definition.workflow import parse
+from interlock.engine.keyfiles import Salts
+from interlock.engine.secrets import Secrets
 from interlock.errors import Retryable, Terminal
 from interlock.journal import Journal, StepFold
-from interlock.tools import Canceled, Context, Registry, tool
+from interlock.settings import Settings
+from interlock.store.pool import Database
+from interlock.tools import Canceled, Context, Registry, Veil, tool
 from interlock.worker import executor
-from interlock.worker.executor import Done, Failed, Interrupted, Outcome, Workshop, encode_output, execute, sort
+from interlock.worker.executor import (
+    Done,
+    Failed,
+    Interrupted,
+    Outcome,
+    Workshop,
+    encode_output,
+    execute,
+    prepare,
+    sort,
+)
 from tests.rig import Rig
 
 RUN, TENANT = UUID(int=1), UUID(int=2)
@@ -33,8 +48,11 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 class Bench:
     """A workshop with one step in it, which calls `t.do`."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.shop = Workshop(Registry(), threads, 1000)
+    def __init__(self, threads: ThreadPoolExecutor, data_dir: Path) -> None:
+        settings = Settings(data_dir=data_dir)
+        # Nobody here asks for a secret: a database that is not there would be noticed.
+        secrets = Secrets(Database("postgresql://nowhere/", settings))
+        self.shop = Workshop(Registry(), threads, 1000, Salts(settings), secrets)
 
     def tool(self, function: Any = None, /, **options: Any) -> Any:
         decorate = tool("t.do", register=self.shop.tools, **options)
@@ -48,7 +66,8 @@ class Bench:
         return fold, journal.scope
 
     async def execute(self, **step: Any) -> Outcome:
-        return await execute(self.shop, *self.step(**step), RUN, TENANT)
+        call = prepare(self.shop, *self.step(**step), RUN, TENANT)
+        return call if isinstance(call, Failed) else await execute(self.shop, call)
 
     async def output(self, **step: Any) -> Any:
         outcome = await self.execute(**step)
@@ -62,9 +81,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(tmp_path: Path) -> Iterator[Bench]:
     threads = ThreadPoolExecutor(2)
-    yield Bench(threads)
+    yield Bench(threads, tmp_path)
     threads.shutdown()
 
 
@@ -455,6 +474,15 @@ class Point:
     x: int
 
 
+def encoded(result: Any) -> str:
+    """What is kept of it if the tool does not say what it returns."""
+    registry = Registry()
+    tool("t.do", register=registry)(lambda: result)
+    found = registry.find("t.do")
+    assert found is not None and found.result is None
+    return encode_output(result, 1000, found, Veil())
+
+
 @pytest.mark.parametrize(
     ("result", "stored"),
     [
@@ -475,7 +503,7 @@ class Point:
     ],
 )  # fmt: skip
 def test_what_a_tool_returns_is_stored_as_json(result: Any, stored: Any) -> None:
-    assert orjson.loads(encode_output(result, 1000)) == stored
+    assert orjson.loads(encoded(result)) == stored
 
 
 def nested(depth: int) -> Any:
@@ -502,7 +530,7 @@ def nested(depth: int) -> Any:
 )
 def test_what_cannot_be_stored_is_terminal_and_says_why(result: Any, said: str) -> None:
     with pytest.raises(Terminal, match=said):
-        encode_output(result, 1000)
+        encoded(result)
 
 
 async def test_an_output_that_cannot_be_stored_fails_the_step_for_good(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""/api/workflows, /api/tenants, /api/keys, /api/workers, /api/tools"""
+"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/workers, /api/tools"""
 
 from typing import Annotated
 from uuid import UUID
@@ -7,15 +7,15 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import dump, key_view, tenant_view, tool_view, worker_view, workflow_view
+from interlock.api.views import dump, key_view, tenant_view, tool_view, usage_view, worker_view, workflow_view
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
-from interlock.governance.roles import Permission
+from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
 from interlock.tools import registry
-from interlock.wire import Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Worker, Workflow
+from interlock.wire import ChangeTenant, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
 
 router = APIRouter(prefix="/api")
 
@@ -69,8 +69,9 @@ async def create_tenant(body: NewTenant, request: Request, found: Svc, who: Who)
 
     async def work(tx: Tx) -> Answer:
         row = await tenants.create_tenant(
-            tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight
-        )
+            tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight,
+            max_runs_per_min=body.max_runs_per_min, max_writes_per_run=body.max_writes_per_run,
+        )  # fmt: skip
         _, key = await tenants.add_key(tx, found.database, row["id"], "admin", Role.ADMIN)
         return Answer(201, dump({**tenant_view(row), "key": key}), kept=dump({**tenant_view(row), "key": None}))
 
@@ -83,6 +84,27 @@ async def list_tenants(found: Svc, who: Who, cursor: str | None = None, limit: L
     return Json(page(await tenants.tenants(found.database, uuid_cursor(cursor), limit + 1), limit, tenant_view))
 
 
+@router.patch("/tenants/{name}", response_model=Tenant, tags=["tenants"])
+async def update_tenant(name: str, body: ChangeTenant, request: Request, found: Svc, who: Who) -> Response:
+    """Change a tenant's caps and weight. What is left out stays as it is; a cap of null is no cap."""
+    _require_operator_of_all(who)
+    changes = body.model_dump(exclude_unset=True)
+
+    async def work(tx: Tx) -> Answer:
+        return Answer(200, dump(tenant_view(await tenants.update_tenant(tx, name, changes))))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/usage", response_model=Page[Usage], tags=["tenants"])
+async def show_usage(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    """What a tenant uses of what it may use: the caller's; for admins of the default tenant, everybody's."""
+    who.require(Permission.READ)
+    of_all = who.tenant == tenants.DEFAULT_TENANT and Permission.ADMINISTER in MAY[who.role]
+    rows = await tenants.usage(found.database, None if of_all else who.tenant_id, uuid_cursor(cursor), limit + 1)
+    return Json(page(rows, limit, usage_view))
+
+
 @router.post("/keys", status_code=201, response_model=Key, tags=["keys"])
 async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Response:
     """A key of this tenant; its secret is shown this once."""
@@ -93,7 +115,7 @@ async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Re
 
     async def work(tx: Tx) -> Answer:
         row, key = await tenants.add_key(
-            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=workspace_id
+            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=workspace_id, groups=body.groups
         )
         return Answer(201, dump({**key_view(row), "key": key}), kept=dump({**key_view(row), "key": None}))
 

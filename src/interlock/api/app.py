@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from interlock import __version__
-from interlock.api import admin, approvals, runs
+from interlock.api import admin, approvals, audit, grants, hooks_out, policy, receipts, runs, secrets, slack
 from interlock.api.services import Json, Services, problem_body
 from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
 from interlock.lifecycle import RUN
@@ -23,7 +23,7 @@ def create_app(services: Services) -> FastAPI:
         description="Durable automations and agents that ask before they act.",
     )  # fmt: skip
     app.state.services = services
-    for module in (runs, approvals, admin):
+    for module in (runs, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack):
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
     app.add_exception_handler(Problem, _on_problem)
@@ -75,6 +75,8 @@ async def show_metrics(request: Request) -> Response:
 
 def problem_response(problem: Problem) -> Response:
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(problem.status)
+    if "retry_after" in problem.fields:
+        headers = {"Retry-After": str(problem.fields["retry_after"])}
     body = orjson.dumps(problem_body(problem), default=str)
     return Response(body, problem.status, headers=headers, media_type="application/problem+json")
 

@@ -1,20 +1,21 @@
 """/api/approvals"""
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, change, page, uuid_cursor
+from interlock.api.services import Json, Services, Svc, Who, change, page, problem_body, uuid_cursor
 from interlock.api.views import approval_view, dump
 from interlock.engine import approvals
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import Principal
+from interlock.errors import Invalid, Problem
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Tx
-from interlock.wire import Approval, Decide, Page
+from interlock.wire import Approval, BulkDecide, Decide, Decided, Page
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
@@ -50,15 +51,49 @@ async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body
     return await _decide(approval_id, request, found, who, body or Decide(), approves=False)
 
 
+@router.post("/decide", response_model=Page[Decided])
+async def decide_many(body: BulkDecide, request: Request, found: Svc, who: Who) -> Response:
+    """The same decision on several approvals, named one by one. Each is answered for itself."""
+    who.require(Permission.APPROVE)
+    ids = [_uuid(text) for text in dict.fromkeys(body.ids)]
+
+    async def one(tx: Tx, approval_id: UUID) -> dict[str, Any]:
+        try:
+            async with tx.savepoint():
+                row = await approvals.decide(
+                    tx, found.database, found.plans, who, approval_id, approves=body.decision == "approve",
+                    reason=body.reason,
+                )  # fmt: skip
+        except Problem as problem:
+            return {"id": approval_id, "ok": False, "problem": problem_body(problem)}
+        return {"id": approval_id, "ok": True, "status": row["status"]}
+
+    async def work(tx: Tx) -> Answer:
+        return Answer(200, dump({"items": [await one(tx, approval_id) for approval_id in ids], "next_cursor": None}))
+
+    return await change(found, who, request, work)
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is not an id") from None
+
+
 async def _decide(
     approval_id: UUID, request: Request, found: Services, who: Principal, body: Decide, *, approves: bool
 ) -> Response:
     who.require(Permission.APPROVE)
 
     async def work(tx: Tx) -> Answer:
-        row = await approvals.decide(
-            tx, found.database, found.plans, who, approval_id, approves=approves, reason=body.reason, digest=body.digest
-        )
+        said: dict[str, Any] = {"reason": body.reason, "digest": body.digest}
+        if body.patch is not None and approves:
+            row = await approvals.edit(
+                tx, found.database, found.plans, found.policies, who, approval_id, patch=body.patch, **said
+            )
+        else:
+            row = await approvals.decide(tx, found.database, found.plans, who, approval_id, approves=approves, **said)
         view = approval_view(row, await tx.fetch("votes_on", [approval_id]))
         return Answer(200, dump(view), row["run_id"])
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
@@ -37,6 +37,10 @@ from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 router = APIRouter(prefix="/api/runs", tags=["runs"])
 
 Wait = Annotated[float | None, Query(ge=0, le=60, description="Answer when the run ended or waits for a person.")]
+OverCap = Annotated[
+    Literal["wait", "refuse"],
+    Query(description="If the tenant's runs of this minute are taken: wait for a later one, or answer 429."),
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 # How long a run announces its entries after somebody last said that they follow it.
@@ -45,7 +49,9 @@ _HEARTBEAT_SECONDS = 15.0
 
 
 @router.post("", status_code=201, response_model=Run)
-async def start(body: StartRun, request: Request, found: Svc, who: Who, wait: Wait = None) -> Response:
+async def start(
+    body: StartRun, request: Request, found: Svc, who: Who, wait: Wait = None, over_cap: OverCap = "wait"
+) -> Response:
     """Start a run of the newest version of a workflow, or of the one that is asked for."""
     who.require(Permission.START)
     new = await runs.prepare(
@@ -56,7 +62,7 @@ async def start(body: StartRun, request: Request, found: Svc, who: Who, wait: Wa
 
     async def work(tx: Tx) -> Answer:
         if runs.starts_in_queue(new.plan):
-            created_at = await runs.start_many(tx, found.database, who, [new])
+            created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
             row = await runs.start_waiting(tx, found.database, who, new)

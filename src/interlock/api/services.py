@@ -1,10 +1,11 @@
 """What every request needs: the database, who is asking, and the one way to change something."""
 
+import asyncio
 import base64
 import binascii
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -15,7 +16,9 @@ from fastapi.responses import Response
 from interlock.api.follow import Follower
 from interlock.api.views import dump
 from interlock.engine import idempotency, tenants
+from interlock.engine.evidence import Notary
 from interlock.engine.idempotency import Answer
+from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid, Problem, Unauthorized
@@ -29,7 +32,11 @@ class Services:
     settings: Settings
     plans: Plans
     principals: tenants.Principals
+    policies: Policies
     follower: Follower
+    notary: Notary
+    # A check of a whole chain takes a connection for long: one at a time.
+    checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 async def services(request: Request) -> Services:

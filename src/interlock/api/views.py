@@ -80,6 +80,11 @@ def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def audit_view(row: Row) -> dict[str, Any]:
+    """An entry as in a run's events, without its output, and its place in the chain."""
+    return {"position": row["position"], "link": row["link"], **event_view({**row, "output": None})}
+
+
 def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
     action = _json(row["action"])
     return {
@@ -92,11 +97,19 @@ def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
         "two_person": row["two_person"],
         "summary": row["summary"],
         "action": {**action, "digest": row["digest"]},
-        "rationale": {"rule_ids": [], "reason": "the workflow asks for it here", "policy_digest": None},
+        "kind": row["kind"],
+        "rationale": {
+            "rule_ids": list(row["rule_ids"]),
+            "reason": row["reason"] or ("the workflow asks for it here" if row["kind"] == "gate" else None),
+            "policy_digest": row["policy_digest"],
+        },
+        "reason_required": row["reason_required"],
+        "approvers": list(row["approvers"]),
+        "receipt_id": row["receipt_id"],
         "votes": [
             {"by": v["voter"].rpartition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
             for v in votes
-            if v["approval_id"] == row["id"]
+            if v["approval_id"] == row["id"] and v["digest"] == row["digest"]
         ],
         "requested_at": row["requested_at"],
         "expires_at": row["expires_at"],
@@ -110,11 +123,40 @@ def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
 
 
 def tenant_view(row: Row) -> dict[str, Any]:
-    return {column: row[column] for column in ("id", "name", "max_concurrency", "weight", "in_flight", "created_at")}
+    return {
+        column: row[column]
+        for column in (
+            "id",
+            "name",
+            "max_concurrency",
+            "max_runs_per_min",
+            "max_writes_per_run",
+            "weight",
+            "in_flight",
+            "created_at",
+        )
+    }
+
+
+def usage_view(row: Row) -> dict[str, Any]:
+    columns = (
+        "tenant", "weight", "max_concurrency", "in_flight", "max_runs_per_min", "runs_this_minute", "runs_waiting",
+        "max_writes_per_run", "ready",
+    )  # fmt: skip
+    return {"tenant_id": row["id"]} | {column: row[column] for column in columns}
+
+
+def secret_view(row: Row) -> dict[str, Any]:
+    """Everything but the value."""
+    return {column: row[column] for column in ("name", "version", "created_at")} | {
+        "created_by": row["created_by"].partition(":")[0]
+    }
 
 
 def key_view(row: Row) -> dict[str, Any]:
-    return {column: row[column] for column in ("id", "name", "role", "workspace_id", "created_at", "revoked_at")}
+    return {
+        column: row[column] for column in ("id", "name", "role", "workspace_id", "groups", "created_at", "revoked_at")
+    }
 
 
 _WORKER_COLUMNS = (
@@ -148,3 +190,27 @@ def _json(text: str | None) -> Any:
 def dump(view: Any) -> bytes:
     # The driver's UUIDs are a subclass, which orjson does not take for one.
     return orjson.dumps(view, default=str)
+
+
+def receipt_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "run_id", "tool", "idempotency_key", "status", "attempt", "created_at", "completed_at")
+    reversal = {
+        "run_id": row["reversal_run_id"], "reason": row["reversal_reason"], "by": row["reversed_by"],
+        "at": row["reversed_at"],
+    } if row["reversal_run_id"] else None  # fmt: skip
+    return {column: row[column] for column in columns} | {
+        "step_key": row["step"],
+        "request_metadata": _json(row["request_metadata"]),
+        "response_metadata": _json(row["response_metadata"]),
+        "reversible": row["undo"] is not None,
+        "undo": row["undo"],
+        "reversal": reversal,
+    }
+
+
+def grant_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "tool", "tier", "reason", "created_at", "expires_at", "revoked_at", "uses")
+    return {column: row[column] for column in columns} | {
+        "arguments": _json(row["arguments"]),
+        "created_by": row["created_by"].partition(":")[0],
+    }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import admin, approvals, runs, serve, workflows
+from interlock.cli import admin, approvals, audit, evidence, grants, policies, receipts, runs, secrets, serve, workflows
 from interlock.cli.connection import Flags
 from interlock.cli.outcome import OneLine, example
 
@@ -48,6 +48,13 @@ serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
 app.add_typer(approvals.app, name="approval")
+app.add_typer(policies.app, name="policy")
+app.add_typer(receipts.app, name="receipt")
+app.add_typer(grants.app, name="grant")
+app.add_typer(audit.app, name="audit")
+app.add_typer(evidence.app, name="evidence")
+app.add_typer(secrets.app, name="secret")
+admin.register(app)
 app.add_typer(admin.keys, name="key")
 app.add_typer(admin.tenants, name="tenant")
 

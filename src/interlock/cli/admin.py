@@ -1,4 +1,4 @@
-"""`interlock key` and `interlock tenant`: who may do what."""
+"""`interlock key`, `interlock tenant` and `interlock usage`: who may do what, and how much."""
 
 from typing import Annotated
 
@@ -32,18 +32,33 @@ def _explained(terms: type[Term]) -> str:
     return " ".join(f"{term}: {term.doc}" for term in terms)
 
 
-@keys.command("create", epilog=example("interlock key create ci --role operator"))
+@keys.command(
+    "create",
+    epilog=example(
+        "interlock key create ci --role operator", "interlock key create ann --role approver --group finance"
+    ),
+)
 def create_key(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
     role: Annotated[Role, typer.Option(help=_explained(Role))],
     workspace: Annotated[str | None, typer.Option(help="Only within this workspace.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="A group it belongs to, for rules that name who decides; can be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make an API key. It is shown once."""
     with connect(ctx) as client:
-        key = client.create_key(name, role, workspace_id=workspace)
-    page = show.facts(id=key.id, name=visible(key.name), role=key.role, key=key.key, note=_ONCE)
+        key = client.create_key(name, role, workspace_id=workspace, groups=group or ())
+    page = show.facts(
+        id=key.id,
+        name=visible(key.name),
+        role=key.role,
+        groups=visible(", ".join(key.groups)),
+        key=key.key,
+        note=_ONCE,
+    )
     show.print_view(key, lambda: page, as_json=as_json)
 
 
@@ -70,19 +85,40 @@ def revoke_key(
         show.console().print(f"revoked {key_id}")
 
 
-@tenants.command("create", epilog=example("interlock tenant create acme --max-concurrency 20 --weight 2"))
+@tenants.command(
+    "create",
+    epilog=example(
+        "interlock tenant create acme --max-concurrency 20 --weight 2",
+        "interlock tenant create acme --max-runs-per-min 60 --max-writes-per-run 10",
+    ),
+)
 def create_tenant(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, dots and dashes.")],
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most runs in flight.")] = None,
+    max_runs_per_min: Annotated[
+        int | None, typer.Option(min=1, help="The most runs that start in a minute; others wait.")
+    ] = None,
+    max_writes_per_run: Annotated[int | None, typer.Option(min=1, help="The most writes of one run.")] = None,
     weight: Annotated[float, typer.Option(help="Its share of busy workers, relative to others.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make a tenant, with its first admin key. Only admins of the tenant `default` may."""
     with connect(ctx) as client:
-        tenant = client.create_tenant(name, max_concurrency=max_concurrency, weight=weight)
-    note = _ONCE if tenant.key else None
-    page = show.facts(id=tenant.id, name=visible(tenant.name), admin_key=tenant.key, note=note)
+        tenant = client.create_tenant(
+            name,
+            max_concurrency=max_concurrency,
+            max_runs_per_min=max_runs_per_min,
+            max_writes_per_run=max_writes_per_run,
+            weight=weight,
+        )
+    page = show.facts(
+        id=tenant.id,
+        name=visible(tenant.name),
+        caps=show.caps(tenant),
+        admin_key=tenant.key,
+        note=_ONCE if tenant.key else None,
+    )
     show.print_view(tenant, lambda: page, as_json=as_json)
 
 
@@ -92,3 +128,56 @@ def list_tenants(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, a
     with connect(ctx) as client:
         page = client.tenants(limit=limit, cursor=cursor)
     show.print_page(page, show.TENANTS, as_json=as_json)
+
+
+def _cap(given: str) -> int | None:
+    if given == "none":
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise typer.BadParameter(f"expected a whole number above zero, or none, not {given!r}")
+    return int(given)
+
+
+Cap = Annotated[str | None, typer.Option(metavar="N|none", help="A new cap, or none.")]
+
+
+@tenants.command(
+    "update",
+    epilog=example(
+        "interlock tenant update acme --max-runs-per-min 120", "interlock tenant update acme --max-concurrency none"
+    ),
+)
+def update_tenant(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The tenant's name.")],
+    max_concurrency: Cap = None,
+    max_runs_per_min: Cap = None,
+    max_writes_per_run: Cap = None,
+    weight: Annotated[float | None, typer.Option(help="Its share of busy workers, relative to others.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a tenant's caps and weight; what is not given stays. Only admins of the tenant `default` may."""
+    caps = {
+        "max_concurrency": max_concurrency,
+        "max_runs_per_min": max_runs_per_min,
+        "max_writes_per_run": max_writes_per_run,
+    }
+    changes: dict[str, int | float | None] = {cap: _cap(given) for cap, given in caps.items() if given is not None}
+    if weight is not None:
+        changes["weight"] = weight
+    if not changes:
+        raise typer.BadParameter("say what to change, --max-concurrency 20 for one")
+    with connect(ctx) as client:
+        tenant = client.update_tenant(name, changes)
+    show.print_view(tenant, lambda: show.table([tenant], show.TENANTS), as_json=as_json)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=example("interlock usage", "interlock usage --json"))(usage)
+
+
+def usage(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
+    """Show what the tenant uses of what it may use; admins of the tenant `default` see every tenant."""
+    with connect(ctx) as client:
+        page = client.usage(limit=limit, cursor=cursor)
+    show.print_page(page, show.USAGE, as_json=as_json)

@@ -54,6 +54,9 @@ def explain(error: Exception) -> tuple[str, int]:
             return "stopped", 1
         case ApiError(status=401):
             return f"{error} (give --key or set INTERLOCK_API_KEY)", 1
+        case ApiError(code="EFFECT_IN_DOUBT", fields={"receipt_id": str(receipt)}):
+            resolve = f"interlock receipt resolve {receipt} --happened (or --did-not-happen, --fail)"
+            return f"nobody knows whether it happened; find out and say: {resolve}", 1
         case ClientError():
             return str(error), 1
         case Problem():

@@ -1,15 +1,13 @@
 """The commands that are Interlock itself: up, worker, demo, tools, db."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from interlock.cli import show
+from interlock.cli.environment import read_settings, tools_here
 from interlock.cli.outcome import example
-
-if TYPE_CHECKING:
-    from interlock.settings import Settings
 
 db = typer.Typer(
     no_args_is_help=True, help="The database: its schema and its state.", epilog=example("interlock db status")
@@ -36,7 +34,7 @@ def up(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where to listen; else INTERLOCK_PORT.")] = None,
 ) -> int:
     """Serve the API and start workers, on the embedded database or on INTERLOCK_DATABASE_URL."""
-    settings = _settings(host=host, port=port)
+    settings = read_settings(host=host, port=port)
     from interlock.settings import share_metrics
 
     share_metrics(settings.data_dir)
@@ -47,7 +45,7 @@ def up(
 
 def worker(concurrency: Concurrency = None) -> int:
     """Start one worker process against the same database, on this machine or another."""
-    settings = _settings()
+    settings = read_settings()
     from interlock import main
 
     return main.work(settings, concurrency=concurrency)
@@ -57,7 +55,7 @@ def demo(
     yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
 ) -> int:
     """A refund that stops for a person, from nothing to done."""
-    settings = _settings()
+    settings = read_settings()
     from interlock import main
 
     return main.demo(settings, yes=yes, console=show.console())
@@ -65,19 +63,16 @@ def demo(
 
 def tools(as_json: Json = False) -> None:
     """List the tools that INTERLOCK_TOOLS names, as a worker here would load them."""
-    spec = _settings().tools
-    from interlock.tools import load_tools, registry
     from interlock.wire import Page, Tool
 
-    load_tools(spec)
-    found = [Tool.model_validate(tool, from_attributes=True) for tool in registry.all()]
+    found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
     show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
 
 
 @db.command(epilog=example("interlock db migrate"))
 def migrate(as_json: Json = False) -> None:
     """Bring the schema up to date. Safe to run again, and from several machines at once."""
-    settings = _settings()
+    settings = read_settings()
     from interlock import main
 
     applied = main.migrate(settings)
@@ -90,7 +85,7 @@ def migrate(as_json: Json = False) -> None:
 @db.command(epilog=example("interlock db status --json"))
 def status(as_json: Json = False) -> None:
     """Show which database is used, its version, size and migrations."""
-    settings = _settings()
+    settings = read_settings()
     from interlock import main
 
     found = main.database_status(settings)
@@ -109,18 +104,3 @@ def _status_page(found: dict[str, Any]) -> RenderableType:
         applied=", ".join(found["applied"]) or "nothing",
         pending=", ".join(found["pending"]) or "nothing",
     )
-
-
-def _settings(**flags: Any) -> "Settings":
-    """The environment's settings with the flags that were given; one line for a value that cannot be."""
-    from pydantic import ValidationError
-
-    from interlock.settings import Settings
-
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        fault = error.errors()[0]
-        name = "_".join(str(part) for part in fault["loc"]).upper()
-        raise typer.TyperException(f"INTERLOCK_{name}: {fault['msg']}") from error
-    return settings.model_copy(update={name: value for name, value in flags.items() if value is not None})

@@ -11,12 +11,22 @@ from rich.table import Table
 from rich.text import Text
 
 from interlock.cli.text import one_line, visible
-from interlock.lifecycle import APPROVAL, MACHINES, SETTLED_WELL, ApprovalState, Machine, Term, WorkerState
+from interlock.lifecycle import (
+    APPROVAL,
+    MACHINES,
+    RECEIPT,
+    SETTLED_WELL,
+    ApprovalState,
+    Machine,
+    ReceiptState,
+    Term,
+    WorkerState,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from interlock.wire import Approval, Event, Key, Page, Run, Step, Tenant, Tool, Vote, Workflow
+    from interlock.wire import Event, Key, Page, Run, Step, StoredSecret, Tenant, Tool, Usage, Workflow
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
@@ -64,7 +74,9 @@ def style(state: Term) -> str:
     if state in machine.terminal:
         was_canceled = any(t.target == state and t.event == "cancel" for t in machine.transitions())
         return "green" if state in _ENDED_WELL else "dim" if was_canceled else "red"
-    if state.startswith("waiting") or machine is APPROVAL:
+    if machine is RECEIPT and state == ReceiptState.FAILED:  # not final, as it may be attempted again
+        return "red"
+    if state.startswith("waiting") or state == ReceiptState.IN_DOUBT or machine is APPROVAL:
         return "yellow"
     return "" if state == machine.initial else "cyan"
 
@@ -102,6 +114,14 @@ def cell(value: Any) -> str:
     return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
+def exact(value: Any) -> str:
+    """A value as it is, for somebody who answers for it: with its line breaks, and with quotes where one could err."""
+    if isinstance(value, str) and value.strip() == value != "":
+        return visible(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return visible(text if len(text) <= 80 else json.dumps(value, ensure_ascii=False, default=str, indent=2))
+
+
 def brief(error: Any) -> str:
     """The sentence of an error, whether it is one or has one."""
     if isinstance(error, Mapping):
@@ -126,6 +146,16 @@ def facts(**pairs: RenderableType | None) -> Table:
     for name, value in pairs.items():
         if value not in (None, ""):
             found.add_row(name.replace("_", " "), value if value is not None else "")
+    return found
+
+
+def block(values: Mapping[str, Any], indent: int = 2) -> Table:
+    """Every value under its own name, nothing left out or shortened."""
+    found = Table.grid(padding=(0, 2, 0, 0))
+    found.add_column(style="dim")
+    found.add_column(overflow="fold")
+    for name, value in values.items():
+        found.add_row(" " * indent + visible(name), exact(value))
     return found
 
 
@@ -192,49 +222,6 @@ def _what(data: Mapping[str, Any]) -> str:
     return "  ".join(filter(None, (head, " ".join(f"{visible(name)}={cell(value)}" for name, value in rest.items()))))
 
 
-# ---------------------------------------------------------------- approvals
-
-APPROVALS: "Columns[Approval]" = {
-    "id": lambda approval: approval.id,
-    "status": lambda approval: word(approval.status),
-    "tier": lambda approval: approval.tier,
-    "step": lambda approval: visible(approval.step_key),
-    "asks": lambda approval: one_line(approval.summary or approval.action.tool or ""),
-    "votes": lambda approval: f"{len(approval.votes)}/{2 if approval.two_person else 1}",
-    "expires": lambda approval: moment(approval.expires_at),
-    "run": lambda approval: approval.run_id,
-}
-
-
-def approval_page(approval: "Approval") -> RenderableType:
-    action, why = approval.action, approval.rationale
-    head = facts(
-        approval=approval.id,
-        status=Text.assemble(word(approval.status), (f"  {approval.status.doc}", "dim")),
-        run=f"{approval.run_id}  step {visible(approval.step_key)}",
-        asks=visible(approval.summary),
-        tier=f"{approval.tier}, two people" if approval.two_person else str(approval.tier),
-        tool=visible(action.tool or ""),
-        target=cell(action.target) if action.target is not None else None,
-        why=visible(why.reason or ""),
-        rules=visible(", ".join(why.rule_ids)),
-        digest=visible(action.digest),
-        requested=moment(approval.requested_at),
-        expires=moment(approval.expires_at),
-        decided=moment(approval.resolved_at),
-    )
-    parts: list[RenderableType] = [head]
-    if action.fields:
-        parts += ["", "fields", facts(**{visible(name): cell(value) for name, value in action.fields.items()})]
-    if approval.votes:
-        parts += ["", "votes", *(_vote_line(vote) for vote in approval.votes)]
-    return Group(*parts)
-
-
-def _vote_line(vote: "Vote") -> str:
-    return f"{moment(vote.at)}  {visible(vote.by)}: {vote.decision}  {one_line(vote.reason or '')}".rstrip()
-
-
 # ---------------------------------------------------------------- the rest
 
 WORKFLOWS: "Columns[Workflow]" = {
@@ -256,6 +243,7 @@ KEYS: "Columns[Key]" = {
     "id": lambda key: key.id,
     "name": lambda key: visible(key.name),
     "role": lambda key: key.role,
+    "groups": lambda key: visible(", ".join(key.groups)),
     "workspace": lambda key: visible(key.workspace_id or ""),
     "created": lambda key: moment(key.created_at),
     "revoked": lambda key: moment(key.revoked_at),
@@ -264,7 +252,40 @@ KEYS: "Columns[Key]" = {
 TENANTS: "Columns[Tenant]" = {
     "id": lambda tenant: tenant.id,
     "name": lambda tenant: visible(tenant.name),
-    "concurrency": lambda tenant: str(tenant.max_concurrency or "no cap"),
+    "caps": lambda tenant: caps(tenant) or "none",
     "weight": lambda tenant: f"{tenant.weight:g}",
     "created": lambda tenant: moment(tenant.created_at),
 }
+
+
+USAGE: "Columns[Usage]" = {
+    "tenant": lambda usage: visible(usage.tenant),
+    "in flight": lambda usage: _of(usage.in_flight, usage.max_concurrency),
+    "ready": lambda usage: f"{usage.ready}+" if usage.ready >= 10_000 else str(usage.ready),
+    "runs this minute": lambda usage: _of(usage.runs_this_minute, usage.max_runs_per_min),
+    "waiting": lambda usage: str(usage.runs_waiting),
+    "writes per run": lambda usage: _of(None, usage.max_writes_per_run),
+    "weight": lambda usage: f"{usage.weight:g}",
+}
+
+SECRETS: "Columns[StoredSecret]" = {
+    "name": lambda secret: visible(secret.name),
+    "version": lambda secret: str(secret.version),
+    "set": lambda secret: moment(secret.created_at),
+    "by": lambda secret: visible(secret.created_by),
+}
+
+
+def _of(used: int | None, most: int | None) -> str:
+    if used is None:
+        return str(most) if most is not None else "any"
+    return f"{used} of {most}" if most is not None else str(used)
+
+
+def caps(tenant: "Tenant") -> str:
+    found = {
+        "runs in flight": tenant.max_concurrency,
+        "runs per minute": tenant.max_runs_per_min,
+        "writes per run": tenant.max_writes_per_run,
+    }
+    return ", ".join(f"{most} {what}" for what, most in found.items() if most is not None)

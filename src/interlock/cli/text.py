@@ -31,37 +31,46 @@ def read_text(name: str) -> str:
 
 def parse_input(given: str | None, params: Iterable[str]) -> dict[str, Any]:
     """A run's input: a JSON object, or `@file` with one; then single fields over it."""
-    found = _json_object(given) if given is not None else {}
-    return found | dict(_parse_param(param) for param in params)
+    found = parse_object(given, "--input") if given is not None else {}
+    return found | parse_params(params, "--param")
 
 
-def _json_object(given: str) -> dict[str, Any]:
+def parse_json(given: str, option: str) -> Any:
+    """JSON, or `@file` with some."""
     text = read_text(given[1:]) if given.startswith("@") else given
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint="--input") from error
+        raise typer.BadParameter(f"not JSON: {error}", param_hint=option) from error
+
+
+def parse_object(given: str, option: str) -> dict[str, Any]:
+    found = parse_json(given, option)
     if not isinstance(found, dict):
-        raise typer.BadParameter('expected an object like {"amount": 120}', param_hint="--input")
+        raise typer.BadParameter('expected an object like {"amount": 120}', param_hint=option)
     return found
 
 
-def _parse_param(param: str) -> tuple[str, Any]:
+def parse_params(params: Iterable[str], option: str) -> dict[str, Any]:
+    return dict(_parse_param(param, option) for param in params)
+
+
+def _parse_param(param: str, option: str) -> tuple[str, Any]:
     """`amount=120` is a number, `name=Ann` a string: JSON where it is JSON, else the text itself."""
     name, equals, value = param.partition("=")
     if not name or not equals:
-        raise typer.BadParameter(f"expected name=value, not {param!r}", param_hint="--param")
+        raise typer.BadParameter(f"expected name=value, not {param!r}", param_hint=option)
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str, option: str = "--deadline") -> float:
     """A duration as workflows write it, or plain seconds."""
     from interlock.definition.duration import parse_duration
 
     try:
         return parse_duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--deadline") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error

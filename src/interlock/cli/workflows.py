@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.faults import fail_on, print_faults, refuse_faults_in
 from interlock.cli.outcome import example
-from interlock.cli.text import one_line, read_text, visible
+from interlock.cli.text import read_text, visible
 
 if TYPE_CHECKING:
-    from interlock.client import ApiError, Client
+    from interlock.client import Client
     from interlock.definition import Plan
     from interlock.wire import Workflow
 
@@ -44,8 +45,8 @@ def validate(files: Files, as_json: Json = False) -> None:
     if as_json:
         show.print_json({"ok": not faults, "faults": faults})
     else:
-        _print_faults(faults)
-    _fail_on(faults)
+        print_faults(faults)
+    fail_on(faults)
 
 
 @app.command("list", epilog=example("interlock workflow list"))
@@ -80,16 +81,8 @@ def _publish(client: "Client", name: str) -> "Workflow":
     try:
         return client.apply_workflow(read_text(name))
     except ApiError as error:
-        faults = _faults_in(error, name)
-        _print_faults(faults)
-        _fail_on(faults)
+        refuse_faults_in(error, name)
         raise
-
-
-def _faults_in(error: "ApiError", name: str) -> list[dict[str, Any]]:
-    """The mistakes the server found, under the name the file has here."""
-    found = error.fields.get("errors") if error.code == "DEFINITION_INVALID" else None
-    return [{**fault, "file": name} for fault in found or () if isinstance(fault, dict)]
 
 
 def _check(name: str, *, quiet: bool) -> list[dict[str, Any]]:
@@ -109,20 +102,6 @@ def _check(name: str, *, quiet: bool) -> list[dict[str, Any]]:
 def _summary(name: str, plan: "Plan") -> str:
     steps = " → ".join(f"{step.key} ({step.tool or step.kind})" for step in plan.steps)
     return visible(f"{name}: {plan.name} is valid: {len(plan.steps)} steps: {steps}")
-
-
-def _print_faults(faults: list[dict[str, Any]]) -> None:
-    out = show.console()
-    for fault in faults:
-        where = ":".join(str(part) for part in (fault.get("file"), fault.get("line")) if part)
-        out.print(": ".join(one_line(str(part)) for part in (where, fault.get("path"), fault.get("message")) if part))
-
-
-def _fail_on(faults: list[dict[str, Any]]) -> None:
-    if faults:
-        files = len({fault["file"] for fault in faults})
-        count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
-        raise typer.TyperException(f"{count} in {faults[0]['file'] if files == 1 else f'{files} files'}")
 
 
 def _page(workflow: "Workflow") -> RenderableType:

@@ -1,29 +1,52 @@
 """Every call of the API, described once for the sync and the async client."""
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 from interlock.client.call import Call, at, delete, endpoint, get, post, send_text
-from interlock.lifecycle import ApprovalState, RunState
+from interlock.lifecycle import ApprovalState, RunState, Tier
 from interlock.wire import (
     Approval,
+    AuditEntry,
+    AuditVerdict,
+    Backtest,
+    Backtested,
+    BulkDecide,
+    ChangeTenant,
     Decide,
+    Decided,
+    Evaluate,
     Event,
+    Grant,
     Health,
     Key,
+    NewGrant,
     NewKey,
     NewTenant,
     NewTrigger,
     Page,
+    Policy,
+    PolicyDecision,
+    Receipt,
+    ResolveReceipt,
     Role,
     Run,
+    SigningKey,
     StartRun,
     Stop,
+    StoredSecret,
     Tenant,
     Tool,
+    Usage,
+    VerifyAudit,
     Worker,
     Workflow,
 )
+
+# A long chain takes its time to check.
+VERIFY_SECONDS = 1800.0
 
 
 class Api:
@@ -40,8 +63,12 @@ class Api:
         deadline_seconds: float | None = None,
         idempotency_key: str | None = None,
         wait: float | None = None,
+        over_cap: Literal["wait", "refuse"] | None = None,
     ) -> Call[Run]:
-        """Start a run. With `wait` the answer comes when the run ended, needs a person, or after so many seconds."""
+        """Start a run. With `wait` the answer comes when the run ended, needs a person, or after so many seconds.
+
+        Over the tenant's cap of runs per minute it waits for a later minute, or with `over_cap="refuse"` is not begun.
+        """
         body = StartRun(
             workflow=workflow,
             version=version,
@@ -49,7 +76,7 @@ class Api:
             trigger=trigger,
             deadline_seconds=deadline_seconds,
         )
-        return post("/api/runs", Run, body, idempotency_key=idempotency_key, wait=wait)
+        return post("/api/runs", Run, body, idempotency_key=idempotency_key, wait=wait, over_cap=over_cap)
 
     @endpoint
     def run(self, run_id: str, wait: float | None = None) -> Call[Run]:
@@ -112,10 +139,20 @@ class Api:
 
     @endpoint
     def approve_approval(
-        self, approval_id: str, *, reason: str | None = None, digest: str | None = None
+        self,
+        approval_id: str,
+        *,
+        reason: str | None = None,
+        digest: str | None = None,
+        patch: Mapping[str, Any] | None = None,
     ) -> Call[Approval]:
-        """Vote yes. With `digest` the vote counts only if the action is still that one."""
-        return post(at("/api/approvals/{}/approve", approval_id), Approval, Decide(reason=reason, digest=digest))
+        """Vote yes. With `digest` the vote counts only if the action is still that one.
+
+        With `patch` these fields replace the proposed ones first: the edited action is judged again, and earlier votes
+        no longer count.
+        """
+        body = Decide(reason=reason, digest=digest, patch=dict(patch) if patch is not None else None)
+        return post(at("/api/approvals/{}/approve", approval_id), Approval, body)
 
     @endpoint
     def reject_approval(
@@ -123,6 +160,132 @@ class Api:
     ) -> Call[Approval]:
         """Vote no; one such vote ends the approval."""
         return post(at("/api/approvals/{}/reject", approval_id), Approval, Decide(reason=reason, digest=digest))
+
+    @endpoint
+    def decide_many(
+        self, ids: Iterable[str], decision: Literal["approve", "reject"], *, reason: str | None = None
+    ) -> Call[Page[Decided]]:
+        """The same vote on several approvals, each answered for itself: one that is refused stops no other."""
+        body = BulkDecide(ids=list(ids), decision=decision, reason=reason)
+        return post("/api/approvals/decide", Page[Decided], body)
+
+    # ------------------------------------------------------------ policy
+
+    @endpoint
+    def policy(self) -> Call[Policy]:
+        """The policy in force, as it was written."""
+        return get("/api/policy", Policy)
+
+    @endpoint
+    def publish_policy(self, text: str) -> Call[Policy]:
+        """Put a policy in force. One that is not valid is refused, with every fault in the error's `errors`."""
+        return send_text("/api/policy", Policy, text.encode(), "text/plain", method="PUT")
+
+    @endpoint
+    def evaluate_policy(
+        self,
+        tool: str,
+        input: Mapping[str, Any] | None = None,
+        *,
+        role: Role | str = Role.OPERATOR,
+        workflow: str = "",
+        hour: int | None = None,
+        policy: str | None = None,
+    ) -> Call[PolicyDecision]:
+        """What would be decided about an action, by the policy in force or by the text given. Nothing is done."""
+        body = Evaluate(
+            tool=tool, input=dict(input or {}), role=Role(role), workflow=workflow, hour=hour, policy=policy
+        )
+        return post("/api/policy/evaluate", PolicyDecision, body)
+
+    @endpoint
+    def backtest_policy(self, text: str, *, limit: int = 1000) -> Call[Backtested]:
+        """Which of the last `limit` decisions would be others under this policy."""
+        return post("/api/policy/backtest", Backtested, Backtest(policy=text, limit=limit))
+
+    # ------------------------------------------------------------ receipts
+
+    @endpoint
+    def receipts(self, run_id: str) -> Call[Page[Receipt]]:
+        """Every effect of a run: what was attempted, and what became of it."""
+        return get(at("/api/runs/{}/receipts", run_id), Page[Receipt])
+
+    @endpoint
+    def receipt(self, receipt_id: str) -> Call[Receipt]:
+        return get(at("/api/receipts/{}", receipt_id), Receipt)
+
+    @endpoint
+    def resolve_receipt(
+        self,
+        receipt_id: str,
+        outcome: Literal["happened", "did_not_happen", "fail"],
+        *,
+        output: Any = None,
+        reason: str | None = None,
+    ) -> Call[Receipt]:
+        """Say what became of an effect in doubt. `output` is what the tool would have returned, had it been asked."""
+        body = ResolveReceipt(outcome=outcome, output=output, reason=reason)
+        return post(at("/api/receipts/{}/resolve", receipt_id), Receipt, body)
+
+    @endpoint
+    def reverse_receipt(self, receipt_id: str, *, reason: str | None = None) -> Call[Run]:
+        """Undo an effect, at most once. The answer is the run that does it, which policy may hold like any other."""
+        return post(at("/api/receipts/{}/reverse", receipt_id), Run, Stop(reason=reason))
+
+    # ------------------------------------------------------------ audit and evidence
+
+    @endpoint
+    def evidence(self, run_id: str) -> Call[bytes]:
+        """The signed bundle of a run that ended, byte for byte: a DSSE envelope."""
+        return Call("GET", at("/api/runs/{}/evidence", run_id), lambda response: response.content)
+
+    @endpoint
+    def audit(
+        self, *, after: int = 0, run_id: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Call[Page[AuditEntry]]:
+        """The sealed entries that follow position `after`, each with its place in the chain."""
+        return get("/api/audit", Page[AuditEntry], after=after, run_id=run_id, limit=limit, cursor=cursor)
+
+    @endpoint
+    def verify_audit(self, checkpoints: Iterable[Mapping[str, Any]] = ()) -> Call[AuditVerdict]:
+        """Check the whole chain, and that it still holds these checkpoints, which were kept elsewhere."""
+        kept = [dict(checkpoint) for checkpoint in checkpoints]
+        call = (
+            post("/api/audit/verify", AuditVerdict, VerifyAudit(checkpoints=kept))
+            if kept
+            else get("/api/audit/verify", AuditVerdict)
+        )
+        return replace(call, wait=VERIFY_SECONDS)
+
+    @endpoint
+    def signing_keys(self) -> Call[Page[SigningKey]]:
+        """The public keys that checkpoints and evidence are signed with."""
+        return get("/api/audit/keys", Page[SigningKey])
+
+    # ------------------------------------------------------------ standing grants
+
+    @endpoint
+    def grants(self, *, all: bool = False) -> Call[Page[Grant]]:
+        """Those in force; with `all`, those that are over too."""
+        return get("/api/grants", Page[Grant], all=all or None)
+
+    @endpoint
+    def give_grant(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW,
+        expires_in: float = 3600,
+        reason: str | None = None,
+    ) -> Call[Grant]:
+        """Approve in advance: this tool with these arguments, for so many seconds. Arguments not named are free."""
+        body = NewGrant(tool=tool, arguments=dict(arguments or {}), tier=tier, expires_in=expires_in, reason=reason)
+        return post("/api/grants", Grant, body)
+
+    @endpoint
+    def revoke_grant(self, grant_id: str) -> Call[Grant]:
+        return delete(at("/api/grants/{}", grant_id), Grant)
 
     # ------------------------------------------------------------ workflows and tools
 
@@ -149,18 +312,65 @@ class Api:
     # ------------------------------------------------------------ tenants, keys, workers
 
     @endpoint
-    def create_tenant(self, name: str, *, max_concurrency: int | None = None, weight: float = 1) -> Call[Tenant]:
+    def create_tenant(
+        self,
+        name: str,
+        *,
+        max_concurrency: int | None = None,
+        max_runs_per_min: int | None = None,
+        max_writes_per_run: int | None = None,
+        weight: float = 1,
+    ) -> Call[Tenant]:
         """A new tenant, with its first admin key in the answer."""
-        return post("/api/tenants", Tenant, NewTenant(name=name, max_concurrency=max_concurrency, weight=weight))
+        body = NewTenant(
+            name=name,
+            max_concurrency=max_concurrency,
+            max_runs_per_min=max_runs_per_min,
+            max_writes_per_run=max_writes_per_run,
+            weight=weight,
+        )
+        return post("/api/tenants", Tenant, body)
 
     @endpoint
     def tenants(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Tenant]]:
         return get("/api/tenants", Page[Tenant], limit=limit, cursor=cursor)
 
     @endpoint
-    def create_key(self, name: str, role: Role | str, *, workspace_id: str | None = None) -> Call[Key]:
-        """A new API key; the secret is in this answer and never shown again."""
-        return post("/api/keys", Key, NewKey(name=name, role=Role(role), workspace_id=workspace_id))
+    def update_tenant(self, name: str, changes: Mapping[str, int | float | None]) -> Call[Tenant]:
+        """Change caps and weight, by their names in `create_tenant`; a cap of None is taken away."""
+        content = ChangeTenant.model_validate(changes).model_dump_json(exclude_unset=True).encode()
+        return send_text(at("/api/tenants/{}", name), Tenant, content, "application/json", method="PATCH")
+
+    @endpoint
+    def usage(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Usage]]:
+        """What the tenant uses of what it may use; for admins of the default tenant, what each of them does."""
+        return get("/api/usage", Page[Usage], limit=limit, cursor=cursor)
+
+    # ------------------------------------------------------------ secrets
+
+    @endpoint
+    def set_secret(self, name: str, value: str) -> Call[StoredSecret]:
+        """For `${secrets.name}` in the input of tools. The value is never shown again."""
+        content = json.dumps({"value": value}).encode()
+        return send_text(at("/api/secrets/{}", name), StoredSecret, content, "application/json", method="PUT")
+
+    @endpoint
+    def secrets(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[StoredSecret]]:
+        return get("/api/secrets", Page[StoredSecret], limit=limit, cursor=cursor)
+
+    @endpoint
+    def delete_secret(self, name: str) -> Call[StoredSecret]:
+        return delete(at("/api/secrets/{}", name), StoredSecret)
+
+    # ------------------------------------------------------------ keys and workers
+
+    @endpoint
+    def create_key(
+        self, name: str, role: Role | str, *, workspace_id: str | None = None, groups: Iterable[str] = ()
+    ) -> Call[Key]:
+        """A new API key; the secret is in this answer and never shown again. Rules may ask for members of `groups`."""
+        body = NewKey(name=name, role=Role(role), workspace_id=workspace_id, groups=list(groups))
+        return post("/api/keys", Key, body)
 
     @endpoint
     def keys(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Key]]:

@@ -51,9 +51,10 @@ def post(
     *,
     idempotency_key: str | None = None,
     wait: float | None = None,
+    **query: Any,
 ) -> Call[M]:
     content = body.model_dump_json(exclude_none=True).encode() if body is not None else b"{}"
-    return send_text(path, view, content, "application/json", idempotency_key=idempotency_key, wait=wait)
+    return send_text(path, view, content, "application/json", idempotency_key=idempotency_key, wait=wait, **query)
 
 
 def send_text(
@@ -62,16 +63,22 @@ def send_text(
     content: bytes,
     content_type: str,
     *,
+    method: str = "POST",
     idempotency_key: str | None = None,
     wait: float | None = None,
+    **query: Any,
 ) -> Call[M]:
     # With a key of its own even a request that changes something can be sent again when the connection breaks.
     headers = {"Content-Type": content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-    return Call("POST", path, _reader(view), _given({}, wait=wait), headers, content, wait or 0)
+    return Call(method, path, _reader(view), _given(query, wait=wait), headers, content, wait or 0)
 
 
-def delete(path: str) -> Call[None]:
-    return Call("DELETE", path, lambda _: None)
+@overload
+def delete(path: str) -> Call[None]: ...
+@overload
+def delete(path: str, view: type[M]) -> Call[M]: ...
+def delete(path: str, view: type[M] | None = None) -> Call[Any]:
+    return Call("DELETE", path, _reader(view) if view is not None else lambda _: None)
 
 
 def at(template: str, *names: str) -> str:

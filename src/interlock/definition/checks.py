@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
-from interlock.definition.expression import FUNCTIONS, MACROS, ROOTS, Expression
+from interlock.definition.expression import FUNCTIONS, MACROS, ROOTS, Expression, Secret, Template
 from interlock.definition.fault import Faults, Path, suggestion
 from interlock.definition.plan import Step
 
 Steps = Mapping[str, Step]
+
+_SECRETS_GO = "a secret can only go into the input of a tool: what is asked here is kept, and shown to people"
+_SECRETS_STAND = 'a secret stands for itself: write ${secrets.name}, or "Bearer ${secrets.name}" with text around it'
 
 
 def check(by_key: Steps, faults: Faults) -> None:
@@ -21,6 +24,8 @@ def check(by_key: Steps, faults: Faults) -> None:
         for path, expression in expressions(step):
             if check_steps(expression, path, step, by_key, before, faults):
                 check_names(expression, path, faults)
+        for path in misplaced_secrets(step):
+            faults.add(path, _SECRETS_GO)
 
 
 def check_needs(by_key: Steps, faults: Faults) -> None:
@@ -72,7 +77,9 @@ def check_never_run(by_key: Steps, order: list[str], faults: Faults) -> None:
 
 
 def check_names(expression: Expression, path: Path, faults: Faults) -> None:
-    for name in sorted(expression.names() - set(ROOTS)):
+    if "secrets" in expression.names():
+        faults.add(path, _SECRETS_STAND if path[2] == "input" else _SECRETS_GO)
+    for name in sorted(expression.names() - {*ROOTS, "secrets"}):
         faults.add(path, f"unknown name `{name}`" + (suggestion(name, ROOTS) or f"; known are {', '.join(ROOTS)}"))
     for name in sorted(expression.functions() - FUNCTIONS - MACROS):
         faults.add(path, f"unknown function `{name}`{suggestion(name, FUNCTIONS | MACROS)}")
@@ -100,12 +107,24 @@ def check_steps(
 def expressions(step: Step) -> Iterator[tuple[Path, Expression]]:
     if step.when is not None:
         yield (*_path(step), "when"), step.when
-    templates = {("input",): step.input, ("wait", "duration"): step.duration}
+    for where, template in _templates(step).items():
+        for path, expression in template.expressions():
+            yield (*where, *path), expression
+
+
+def misplaced_secrets(step: Step) -> Iterator[Path]:
+    for where, template in _templates(step).items():
+        if template is not step.input:
+            yield from ((*where, *path) for path, leaf in template.leaves() if isinstance(leaf, Secret))
+
+
+def _templates(step: Step) -> dict[Path, Template]:
+    found = {(*_path(step), "input"): step.input}
+    if step.duration is not None:
+        found[(*_path(step), "wait", "duration")] = step.duration
     if step.gate is not None:
-        templates["approval", "summary"] = step.gate.summary
-    for where, template in templates.items():
-        for path, expression in template.expressions() if template else ():
-            yield (*_path(step), *where, *path), expression
+        found[(*_path(step), "approval", "summary")] = step.gate.summary
+    return found
 
 
 def _order(by_key: Steps) -> list[str]:

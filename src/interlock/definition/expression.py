@@ -1,4 +1,9 @@
-"""Expressions: CEL over a run's input, trigger and settled steps, alone or inside the strings of a template."""
+"""Expressions: CEL over a run's input, trigger and settled steps, alone or inside the strings of a template.
+
+`${secrets.name}` is not one of them. It is a place in the template that keeps its name whenever the template is
+rendered, and is given its value only where the values are handed in. CEL never sees a secret, and a text that comes
+from outside is never searched for such places: whatever it says, it stays text.
+"""
 
 import base64
 import math
@@ -33,6 +38,9 @@ MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "filter", "has",
 
 # The parser and the interpreter recurse in native code; no honest expression comes near this.
 _LONGEST = 4000
+
+SECRET_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
+_SECRET = re.compile(r"\s*secrets\s*\.\s*([A-Za-z_][A-Za-z0-9_]*)\s*")
 
 _SYNTAX_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*)")
 _PLAIN = frozenset({str, int, bool, type(None)})
@@ -200,19 +208,39 @@ def _reason(error: Exception) -> str:
     return " ".join(message.removesuffix(" Check function arguments and their types.").split())
 
 
+# What the places of secrets are filled with; without it they show their names.
+Secrets = Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The place of a secret in a template."""
+
+    name: str
+
+    def render(self, scope: Scope, secrets: Secrets = None) -> str:
+        return f"${{secrets.{self.name}}}" if secrets is None else secrets[self.name]
+
+    def leaves(self, path: Path) -> "Leaves":
+        yield path, self
+
+
+Leaves = Iterator[tuple[Path, Expression | Secret]]
+
+
 class _Node(Protocol):
-    def render(self, scope: Scope) -> Any: ...
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]: ...
+    def render(self, scope: Scope, secrets: Secrets = None) -> Any: ...
+    def leaves(self, path: Path) -> Leaves: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
     value: Any
 
-    def render(self, scope: Scope) -> Any:
+    def render(self, scope: Scope, secrets: Secrets = None) -> Any:
         return self.value
 
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+    def leaves(self, path: Path) -> Leaves:
         return iter(())
 
 
@@ -222,46 +250,46 @@ class _Value:
 
     expression: Expression
 
-    def render(self, scope: Scope) -> Any:
+    def render(self, scope: Scope, secrets: Secrets = None) -> Any:
         return self.expression.evaluate(scope)
 
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+    def leaves(self, path: Path) -> Leaves:
         yield path, self.expression
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    parts: tuple[str | Expression, ...]
+    parts: "tuple[_Part, ...]"
 
-    def render(self, scope: Scope) -> str:
-        return "".join(part if isinstance(part, str) else _text(part.evaluate(scope)) for part in self.parts)
+    def render(self, scope: Scope, secrets: Secrets = None) -> str:
+        return "".join(_written(part, scope, secrets) for part in self.parts)
 
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
-        return ((path, part) for part in self.parts if isinstance(part, Expression))
+    def leaves(self, path: Path) -> Leaves:
+        return ((path, part) for part in self.parts if not isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)
 class _List:
     items: tuple[_Node, ...]
 
-    def render(self, scope: Scope) -> list[Any]:
-        return [item.render(scope) for item in self.items]
+    def render(self, scope: Scope, secrets: Secrets = None) -> list[Any]:
+        return [item.render(scope, secrets) for item in self.items]
 
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+    def leaves(self, path: Path) -> Leaves:
         for index, item in enumerate(self.items):
-            yield from item.expressions((*path, index))
+            yield from item.leaves((*path, index))
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
     members: Mapping[str, _Node]
 
-    def render(self, scope: Scope) -> dict[str, Any]:
-        return {key: member.render(scope) for key, member in self.members.items()}
+    def render(self, scope: Scope, secrets: Secrets = None) -> dict[str, Any]:
+        return {key: member.render(scope, secrets) for key, member in self.members.items()}
 
-    def expressions(self, path: Path) -> Iterator[tuple[Path, Expression]]:
+    def leaves(self, path: Path) -> Leaves:
         for key, member in self.members.items():
-            yield from member.expressions((*path, key))
+            yield from member.leaves((*path, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,25 +298,52 @@ class Template:
 
     value: Any
     _root: _Node = field(compare=False, repr=False)
+    # The names of the secrets it asks for, by the field at its top that asks.
+    secrets: Mapping[str, tuple[str, ...]] = field(compare=False, repr=False)
 
     @classmethod
     def parse(cls, value: Any) -> "Template":
         faults: list[tuple[Path, str]] = []
         root = _parse(value, (), faults)
+        template = cls(value, root, _by_field(root))
         if faults:
-            raise TemplateInvalid(tuple(faults), cls(value, root))
-        return cls(value, root)
+            raise TemplateInvalid(tuple(faults), template)
+        return template
 
     @property
     def is_constant(self) -> bool:
         return isinstance(self._root, _Constant)
 
-    def render(self, scope: Scope) -> Any:
+    def render(self, scope: Scope, secrets: Secrets = None) -> Any:
         """A constant is the same object each time: do not change what this returns."""
-        return self._root.render(scope)
+        return self._root.render(scope, secrets)
+
+    def leaves(self) -> Leaves:
+        return self._root.leaves(())
 
     def expressions(self) -> Iterator[tuple[Path, Expression]]:
-        return self._root.expressions(())
+        return ((path, leaf) for path, leaf in self.leaves() if isinstance(leaf, Expression))
+
+
+_Part = str | Expression | Secret
+
+
+def _by_field(root: _Node) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for path, leaf in root.leaves(()):
+        if isinstance(leaf, Secret):
+            found.setdefault(str(path[0]) if path else "", {})[leaf.name] = None
+    return {name: tuple(secrets) for name, secrets in found.items()}
+
+
+def _written(part: _Part, scope: Scope, secrets: Secrets) -> str:
+    match part:
+        case str():
+            return part
+        case Secret():
+            return part.render(scope, secrets)
+        case Expression():
+            return _text(part.evaluate(scope))
 
 
 def _parse(value: Any, path: Path, faults: list[tuple[Path, str]]) -> _Node:
@@ -320,13 +375,15 @@ def _parse_text(text: str, path: Path, faults: list[tuple[Path, str]]) -> _Node:
     match parts:
         case (Expression() as whole,):
             return _Value(whole)
+        case (Secret() as whole,):
+            return whole
         case _ if all(isinstance(part, str) for part in parts):
             return _Constant("".join(map(str, parts)))
         case _:
             return _Text(parts)
 
 
-def _parts(text: str) -> Iterator[str | Expression]:
+def _parts(text: str) -> Iterator[_Part]:
     at = 0
     while (dollar := text.find("${", at)) >= 0:
         if dollar > at and text[dollar - 1] == "$":
@@ -338,7 +395,16 @@ def _parts(text: str) -> Iterator[str | Expression]:
         end = closing_brace(text, dollar + 2)
         if end is None:
             raise ValueError("`${` is not closed by `}`; write `$${` for a literal `${`")
-        yield Expression.parse(text[dollar + 2 : end])
+        yield _place(text[dollar + 2 : end])
         at = end + 1
     if at < len(text):
         yield text[at:]
+
+
+def _place(source: str) -> Expression | Secret:
+    secret = _SECRET.fullmatch(source)
+    if secret is None:
+        return Expression.parse(source)
+    if not SECRET_NAME.fullmatch(secret[1]):
+        raise ValueError(f"`{secret[1][:120]}` is no name of a secret; write lower-case letters, digits and `_`")
+    return Secret(secret[1])

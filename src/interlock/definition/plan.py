@@ -85,6 +85,8 @@ class Plan:
     steps: tuple[Step, ...] = field(compare=False, repr=False)
     source: dict[str, Any] = field(compare=False, repr=False)
     digest: str
+    # Stricter than the tenant's, never looser.
+    max_writes_per_run: int | None = field(default=None, compare=False)
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 
-_TOP = ("name", "description", "on_reject", "timeout", "steps")
+_TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
 _TOOL_ONLY = ("input", "retry", "timeout")
 _KINDS = tuple(StepKind)
@@ -71,10 +71,19 @@ def _plan(value: Any, faults: Faults) -> Plan:
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
+    max_writes_per_run = _max_writes_per_run(top)
     check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
-    return Plan(name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source))
+    return Plan(
+        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), max_writes_per_run
+    )  # fmt: skip
+
+
+def _max_writes_per_run(top: Section) -> int | None:
+    caps = top.section("caps", "{max_writes_per_run: 10}")
+    caps.only(("max_writes_per_run",))
+    return caps.integer("max_writes_per_run", 0, 1, 1_000_000) or None
 
 
 def _normalised(value: dict[str, Any]) -> dict[str, Any]:

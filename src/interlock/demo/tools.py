@@ -45,7 +45,9 @@ def past_orders(name: str) -> dict[str, Any]:
     return {"orders": 7, "refunds": 0}
 
 
-@tool("shop.refund", writes=True, risk="high", idempotent=True, key="shop:refund:{charge}")
+# A low risk, so that the policy lets it pass: the workflow asks a person itself. With risk="high" the policy that comes
+# with Interlock would ask two more, about this step alone.
+@tool("shop.refund", writes=True, risk="low", idempotent=True, key="shop:refund:{charge}", target="{charge}")
 async def refund(ctx: Context, charge: str, amount: int) -> dict[str, Any]:
     """Give money back. The books remember the key, so a second call with it changes nothing."""
     await asyncio.sleep(0.5)

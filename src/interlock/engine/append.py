@@ -1,14 +1,17 @@
 """Append: the writes of many runs in one transaction, each accepted or refused by itself."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import orjson
 
+from interlock.engine import receipts
 from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals
+from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.journal import Ask, Entry, Leave, encode
 from interlock.lifecycle import RunState
 from interlock.store.pool import UNSTORABLE, Database, Tx
@@ -26,6 +29,21 @@ class Lease:
     requested_by: str
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is committed with the entries that speak of it: questions to people, intents, and what became of them."""
+
+    asks: list[Ask] = field(default_factory=list)
+    intents: list[Intent] = field(default_factory=list)
+    seals: list[Seal] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.asks or self.intents or self.seals)
+
+
+NOTHING = Beside()
+
+
 @dataclass(slots=True)
 class Write:
     lease: Lease
@@ -33,16 +51,17 @@ class Write:
     leave: Leave | None = None
     seq: int = 0
     cost_usd: float = 0.0
-    asks: list[Ask] = field(default_factory=list)
+    beside: "Beside" = field(default_factory=lambda: NOTHING)
     drained: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`kept`: it is in the journal. `nudged`: something waits in the inbox."""
+    """`kept`: it is in the journal. `nudged`: mail waits in the inbox. `receipts`: intents that may not go ahead."""
 
     kept: bool
     nudged: bool = False
+    receipts: Mapping[UUID, Prior] = field(default_factory=dict)
 
 
 REFUSED = Answer(False)
@@ -50,12 +69,11 @@ REFUSED = Answer(False)
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
-    if any(w.asks or w.drained or _withdraws(w) for w in writes):
+    if any(w.beside or w.drained or _withdraws(w) for w in writes):
         async with connection.transaction():
             tx = Tx(connection)
             answers = await _append(tx, database, me, writes)
-            await _company(tx, database, me, writes, answers)
-            return answers
+            return await _company(tx, database, me, writes, answers)
     return await _append(Tx(connection), database, me, writes)
 
 
@@ -64,15 +82,22 @@ def _withdraws(write: Write) -> bool:
     return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
 
 
-async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> None:
+async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
     kept = [write for write, answer in zip(writes, answers, strict=True) if answer.kept]
     if drained := [word for write in kept for word in write.drained]:
         await tx.fetch("drain_inbox", drained, me.id)
-    asks = [(w.lease.tenant_id, w.lease.run_id, w.lease.requested_by, ask) for w in kept for ask in w.asks]
-    if asks:
+    if asks := [(w.lease.tenant_id, w.lease.run_id, w.lease.requested_by, ask) for w in kept for ask in w.beside.asks]:
         await open_approvals(tx, database, asks)
     if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
         await tx.fetch("cancel_approvals", database.clock(), withdrawn)
+    if seals := [seal for w in kept for seal in w.beside.seals]:
+        await receipts.seal(tx, database, seals)
+    if withdrawn:
+        await receipts.doubt(tx, withdrawn)
+    if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
+        in_the_way = await receipts.attempt(tx, database, intents)
+        answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
+    return answers
 
 
 async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> list[Answer]:
@@ -94,7 +119,7 @@ async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> li
     return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]
 
 
-async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answer] | None:
+async def was_written(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer] | None:
     """After a connection broke: None if the transaction was lost, else what it did. All of it or nothing committed."""
     tx = Tx(connection)
     firsts = [(w.lease.run_id, w.entries[0].seq, w.lease.token) for w in writes if w.entries]
@@ -106,11 +131,17 @@ async def was_written(connection: Any, me: Me, writes: list[Write]) -> list[Answ
     if not there and not left:
         return None
     # Who goes on with a run must still hold it: the outage may have outlived the lease.
-    return [
+    answers = [
         Answer(w.lease.run_id in there | left) if w.leave
         else Answer(w.lease.run_id in held and (w.lease.run_id in there or not w.entries), nudged=True)
         for w in writes
     ]  # fmt: skip
+    kept = [write for write, answer in zip(writes, answers, strict=True) if answer.kept]
+    if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
+        # Which of them may not go ahead was in the answer that got lost. To declare an intent again changes nothing.
+        in_the_way = await receipts.attempt(tx, database, intents)
+        answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
+    return answers
 
 
 # The row itself said no, or it is not even JSON: one write of the batch is wrong, the others are not.

@@ -1,22 +1,26 @@
 """Approvals: one question, its votes, one decision. API, CLI and sweeps all decide through here."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.outside import move_on, open_run, put_back, say
+from interlock.engine.outside import move_on, open_run, put_back, read_journal, say
+from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, Forbidden, NotFound
+from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Problem
+from interlock.governance import policy
 from interlock.governance.quorum import Question, Refusal, Vote, outcome, refusal
-from interlock.journal import Command, EntryType, Word
-from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, Tier
+from interlock.journal import AskKind, Command, EntryType, Word, encode
+from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptState, Tier
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
 
 
 async def decide(
     tx: Tx, database: Database, plans: Plans, principal: Principal, approval_id: UUID, *,
-    approves: bool, reason: str | None = None, digest: str | None = None,
+    approves: bool, reason: str | None = None, digest: str | None = None, found_out: dict[str, Any] | None = None,
 ) -> Row:  # fmt: skip
     """Cast one vote; with the vote that was missing, the run moves in the same transaction."""
     found = await _find(tx, principal, approval_id)
@@ -25,24 +29,21 @@ async def decide(
     assert approval is not None
     state = ApprovalState(approval["status"])
     wanted = ApprovalState.APPROVED if approves else ApprovalState.REJECTED
-    if state == wanted:
+    if state == wanted and found_out is None:
         await put_back(tx, run)  # said already, by this person or another: nothing changes
         return approval
-    if state != ApprovalState.REQUESTED:
-        raise _too_late(approval, "approve" if approves else "reject")
-    if approval["expires_at"] <= approval["now"]:
-        raise Conflict("its time is over; nobody can decide it any more", code="APPROVAL_EXPIRED")
-    if digest is not None and digest != approval["digest"]:
+    _still_open(approval, "approve" if approves else "reject", digest)
+    if approves and approval["kind"] == AskKind.IN_DOUBT and found_out is None:
         raise Conflict(
-            "the action is not the one you looked at; look again and decide on what it says now",
-            code="ACTION_DIGEST_MISMATCH", digest=approval["digest"],
+            "this is not a yes-or-no question: say whether it happened, at POST /api/receipts/{id}/resolve",
+            code="EFFECT_IN_DOUBT", receipt_id=str(approval["receipt_id"]),
         )  # fmt: skip
-
-    question = Question(Tier(approval["tier"]), approval["two_person"], approval["requested_by"])
-    votes = [Vote(v["voter"], v["decision"] == "approved") for v in await tx.fetch("votes_on", [approval_id])]
-    if refused := refusal(question, votes, principal.actor, approves=approves):
+    question = question_of(approval)
+    votes = [Vote(v["voter"], v["decision"] == "approved") for v in await votes_on(tx, [approval])]
+    refused = refusal(question, votes, principal.actor, principal.groups, approves=approves, reason=reason)
+    if refused:
         raise _refused(refused)
-    await tx.fetch("cast_vote", database.clock(), approval_id, principal.actor, wanted, reason)
+    await tx.fetch("cast_vote", database.clock(), approval_id, approval["digest"], principal.actor, wanted, reason)
     votes.append(Vote(principal.actor, approves))
     event = outcome(question, votes)
     if event is None:
@@ -53,7 +54,113 @@ async def decide(
         else:
             await put_back(tx, run)
         return approval
-    return await _resolve(tx, database, run, approval, event, principal.actor, reason)
+    return await _resolve(tx, database, run, approval, event, principal.actor, reason, found_out)
+
+
+def _still_open(approval: Row, event: str, digest: str | None) -> None:
+    if approval["status"] != ApprovalState.REQUESTED:
+        raise _too_late(approval, event)
+    if approval["expires_at"] <= approval["now"]:
+        raise Conflict("its time is over; nobody can decide it any more", code="APPROVAL_EXPIRED")
+    if digest is not None and digest != approval["digest"]:
+        raise Conflict(
+            "the action is not the one you looked at; look again and decide on what it says now",
+            code="ACTION_DIGEST_MISMATCH", digest=approval["digest"],
+        )  # fmt: skip
+
+
+def question_of(approval: Row) -> Question:
+    escalated = approval["escalated_at"] is not None
+    groups = [*approval["approvers"], *(approval["escalate_to"] if escalated else ())] if approval["approvers"] else []
+    return Question(
+        Tier(approval["tier"]), approval["two_person"],
+        frozenset(filter(None, (approval["requested_by"], approval["edited_by"]))),
+        is_action=approval["kind"] != AskKind.GATE, groups=frozenset(groups),
+        reason_required=approval["reason_required"],
+    )  # fmt: skip
+
+
+async def votes_on(tx: Tx | Database, approvals: Sequence[Row]) -> list[Row]:
+    """Only those that were cast on the action as it stands now."""
+    digests = {approval["id"]: approval["digest"] for approval in approvals}
+    return [v for v in await tx.fetch("votes_on", list(digests)) if digests[v["approval_id"]] == v["digest"]]
+
+
+async def edit(
+    tx: Tx, database: Database, plans: Plans, policies: Policies, principal: Principal, approval_id: UUID, *,
+    patch: dict[str, Any], reason: str | None = None, digest: str | None = None,
+) -> Row:  # fmt: skip
+    """Approve a changed action: it is judged again as if proposed anew, and votes on the old one no longer count."""
+    found = await _find(tx, principal, approval_id)
+    run = await open_run(tx, database, plans, principal.tenant_id, found["run_id"], principal.workspace_id)
+    approval = await tx.row("lock_approval", database.clock(), principal.tenant_id, approval_id)
+    assert approval is not None
+    _still_open(approval, "edit", digest)
+    if approval["kind"] != AskKind.ACTION:
+        raise Conflict("only a proposed action can be edited, not a gate", code="NOT_AN_ACTION")
+    # Whoever may not even say no to it may not change it and set aside what others said.
+    if refused := refusal(question_of(approval), [], principal.actor, principal.groups, approves=False, reason=reason):
+        raise _refused(refused)
+    journal = run.journal or await read_journal(tx, plans, run.row)
+    given = journal.steps[approval["step"]].step.input.render(journal.scope) or {}
+    action, decision = await policies.judge_edit(run.row, approval, given, patch, run.now)
+    if decision.answer == policy.Answer.DENY:
+        raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")
+    stricter = decision.answer == policy.Answer.NEEDS_APPROVAL
+    edited = await tx.row(
+        "edit_action", approval_id, encode(action.as_dict()), action.digest,
+        decision.tier if stricter else approval["tier"], decision.two_person if stricter else approval["two_person"],
+        list(decision.rule_ids), decision.reason, decision.policy_digest,
+        f"{action.tool} on {action.target}" if action.target else action.tool, principal.actor, database.clock(),
+        list(decision.approvers if stricter else approval["approvers"]),
+        decision.reason_required if stricter else approval["reason_required"],
+    )  # fmt: skip
+    assert edited is not None
+    # What is secret stays the workflow's: the journal has neither its value nor a text in place of it.
+    held_back = {*action.secrets, *policies.hidden(action.tool)}
+    fields = {name: value for name, value in action.plain_fields.items() if name not in held_back}
+    data = {
+        "approval_id": str(approval_id), "fields": fields, "digest": action.digest,
+        "policy_digest": decision.policy_digest, "decision": decision.recorded(),
+    }  # fmt: skip
+    await say(tx, database, run, Word(Command.EDIT, principal.actor, data, step=approval["step"]))
+    question = question_of(edited)
+    if refusal(question, [], principal.actor, principal.groups, approves=True, reason=reason):
+        return edited  # whoever changed it may not be the one to allow it: others are asked
+    return await decide(tx, database, plans, principal, approval_id, approves=True, reason=reason, digest=action.digest)
+
+
+async def resolve_doubt(
+    tx: Tx, database: Database, plans: Plans, principal: Principal, receipt_id: UUID, *,
+    outcome: str, output: Any = None, reason: str | None = None,
+) -> None:  # fmt: skip
+    """A person found out what became of an interrupted effect: it happened, it did not, or the run shall fail.
+
+    Its run may have ended meanwhile. Then only the receipt learns it, and with it whoever wants the same effect.
+    """
+    receipt = await tx.row("get_receipt", principal.tenant_id, receipt_id)
+    run = await tx.row("get_run", principal.tenant_id, receipt["run_id"]) if receipt else None
+    if receipt is None or run is None or principal.workspace_id not in (None, run["workspace_id"]):
+        raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
+    if receipt["status"] != ReceiptState.IN_DOUBT:
+        raise Conflict(f"the receipt is {receipt['status']}; there is no doubt about it", code="RECEIPT_RESOLVED")
+    text = encode(output) if outcome == "happened" else None
+    approval = await tx.row("approval_on_receipt", principal.tenant_id, receipt_id)
+    if approval is not None and approval["status"] == ApprovalState.REQUESTED:
+        await decide(
+            tx, database, plans, principal, approval["id"], approves=outcome != "fail", reason=reason,
+            found_out={"outcome": outcome, "output": text},
+        )  # fmt: skip
+    elif outcome == "fail":
+        raise Conflict("its run does not wait for an answer any more", code="RUN_TERMINAL_STATE")
+    elif run["requested_by"] == principal.actor:
+        raise Forbidden("who asked for it cannot settle it: another person has to", code="SELF_APPROVAL")
+    if outcome == "fail":
+        return  # that the run ends tells nobody whether it happened: its key stays taken until somebody knows
+    status = ReceiptState.SUCCEEDED if outcome == "happened" else ReceiptState.FAILED
+    if await tx.row("resolve_doubt", database.clock(), receipt_id, status, text) is None:
+        raise Conflict("somebody else has said what became of it", code="RECEIPT_RESOLVED")
+    metrics.transition("receipt", receipt["status"], status).inc()
 
 
 async def expire(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
@@ -68,14 +175,40 @@ async def expire(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, appr
         await put_back(tx, run)
 
 
+async def mention(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
+    """Ask the second group too if its time has come; else remind people, once. One thing per transaction."""
+    found = await tx.row("get_approval", tenant_id, approval_id)
+    assert found is not None
+    run = await open_run(tx, database, plans, tenant_id, found["run_id"])
+    approval = await tx.row("lock_approval", database.clock(), tenant_id, approval_id)
+    assert approval is not None
+    now, still_open = approval["now"], approval["status"] == ApprovalState.REQUESTED
+    about: dict[str, Any] = {"approval_id": str(approval_id)}
+    if still_open and approval["escalated_at"] is None and _is_due(approval["escalate_at"], now):
+        await tx.row("escalate_approval", database.clock(), approval_id)
+        about |= {"type": EntryType.APPROVAL_ESCALATED, "escalate_to": list(approval["escalate_to"])}
+    elif still_open and _is_due(approval["remind_at"], now):
+        await tx.row("remind_approval", database.clock(), approval_id)
+        about |= {"type": EntryType.APPROVAL_REMINDED, "expires_at": approval["expires_at"]}
+    else:
+        await put_back(tx, run)
+        return
+    await say(tx, database, run, Word(Command.NOTE, "system:timer", about, step=approval["step"]))
+
+
+def _is_due(moment: datetime | None, now: datetime) -> bool:
+    return moment is not None and moment <= now
+
+
 async def _resolve(
-    tx: Tx, database: Database, run: Any, approval: Row, event: ApprovalEvent, actor: str, reason: str | None
-) -> Row:
+    tx: Tx, database: Database, run: Any, approval: Row, event: ApprovalEvent, actor: str, reason: str | None,
+    found_out: dict[str, Any] | None = None,
+) -> Row:  # fmt: skip
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
     resolved = await tx.row("resolve_approval", database.clock(), approval["id"], state)
     assert resolved is not None
     metrics.transitions["approval"].labels(approval["status"], state).inc()
-    data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason}
+    data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason, **(found_out or {})}
     await say(tx, database, run, Word(Command.DECIDE, actor, data, step=approval["step"]))
     return resolved
 
@@ -126,5 +259,8 @@ def _too_late(approval: Row, event: str) -> Conflict:
     )  # fmt: skip
 
 
-def _refused(why: Refusal) -> Conflict | Forbidden:
-    return Forbidden(why.detail, code=why.code) if why.code == "SELF_APPROVAL" else Conflict(why.detail, code=why.code)
+def _refused(why: Refusal) -> Problem:
+    forbidden = why.code in ("SELF_APPROVAL", "NOT_AN_APPROVER")
+    return (Forbidden if forbidden else Invalid if why.code == "REASON_REQUIRED" else Conflict)(
+        why.detail, code=why.code
+    )

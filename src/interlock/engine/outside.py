@@ -7,6 +7,8 @@ from uuid import UUID
 
 import orjson
 
+from interlock.definition.plan import Plan
+from interlock.engine import receipts
 from interlock.engine.workflows import Plans
 from interlock.errors import NotFound
 from interlock.journal import (
@@ -62,8 +64,8 @@ def journal_for(row: Row, plan: Any) -> Journal:
     )
 
 
-async def read_journal(tx: Tx | Database, plans: Plans, row: Row) -> Journal:
-    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+async def read_journal(tx: Tx | Database, plans: Plans, row: Row, plan: Plan | None = None) -> Journal:
+    plan = plan or await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
     return journal_for(row, plan).replay(entry_of(e) for e in await tx.fetch("journal_of", [row["id"]]))
 
 
@@ -159,6 +161,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
         await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
     if leave.reason is not None:
         await tx.fetch("cancel_approvals", now, [run.row["id"]])
+        await receipts.doubt(tx, [run.row["id"]])
     observe(run.row["workflow"], entries, row)
     return row
 
@@ -175,12 +178,16 @@ async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
 
 
 async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID, str, Ask]]) -> None:
+    about = [ask for *_, ask in asks]
     await tx.fetch(
         "open_approvals", database.clock(),
-        [UUID(a.id) for *_, a in asks], [tenant for tenant, *_ in asks], [run for _, run, *_ in asks],
-        [a.step for *_, a in asks], [a.gate.tier for *_, a in asks], [a.gate.two_person for *_, a in asks],
-        [a.summary for *_, a in asks], [encode(a.action) for *_, a in asks], [a.digest for *_, a in asks],
-        [by for _, _, by, _ in asks], [a.gate.expires_in for *_, a in asks],
+        [UUID(a.id) for a in about], [tenant for tenant, *_ in asks], [run for _, run, *_ in asks],
+        [a.step for a in about], [a.tier for a in about], [a.two_person for a in about], [a.summary for a in about],
+        [encode(a.action) for a in about], [a.digest for a in about], [by for _, _, by, _ in asks],
+        [a.expires_in for a in about], [a.kind for a in about], [encode(list(a.rule_ids)) for a in about],
+        [a.reason for a in about], [a.reason_required for a in about], [a.policy_digest for a in about],
+        [encode(list(a.approvers)) for a in about], [encode(list(a.escalate_to)) for a in about],
+        [a.escalate_after for a in about], [UUID(a.receipt_id) if a.receipt_id else None for a in about],
     )  # fmt: skip
 
 

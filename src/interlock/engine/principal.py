@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from uuid import UUID
 
+import orjson
+
 from interlock.errors import Forbidden
 from interlock.governance.roles import MAY, Permission, roles_with
 from interlock.wire import Role
@@ -16,11 +18,17 @@ class Principal:
     name: str
     role: Role
     workspace_id: str | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def actor(self) -> str:
         """In journals and votes: a name to read, an id that cannot be taken by somebody else."""
         return f"{self.name}:{self.key_id}"
+
+    @property
+    def facts(self) -> str:
+        """What policies may ask about who asked, as it was at that moment."""
+        return orjson.dumps({"role": self.role, "groups": self.groups, "tenant": self.tenant}).decode()
 
     def require(self, permission: Permission) -> None:
         if permission not in MAY[self.role]:

@@ -1,5 +1,6 @@
 """Runs: start, look at, cancel, retry."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +13,10 @@ from interlock.definition.plan import Plan, StepKind
 from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, InvalidTransition, NotFound
+from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import Command, Journal, Word, encode
-from interlock.lifecycle import RUN, SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.journal import NO_OUTPUT, Command, Journal, Word, encode
+from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -56,14 +57,22 @@ def starts_in_queue(plan: Plan) -> bool:
     return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
 
 
-async def start_many(tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun]) -> datetime:
-    """Many at once in one statement; each must start in the queue. Accepted and durable when this returns."""
+async def start_many(
+    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun], *, may_wait: bool = True
+) -> datetime:
+    """Many at once in one statement; each must start in the queue. Accepted and durable when this returns.
+
+    Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all.
+    """
     rows = await tx.fetch(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
-        [n.deadline_seconds for n in news], [n.watch_seconds for n in news],
+        [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
     )  # fmt: skip
+    if rows[0]["turn"] is not None and not may_wait:
+        seconds = math.ceil((rows[0]["turn"] - rows[0]["now"]).total_seconds())
+        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
     for new in news:
         log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
     created_at: datetime = rows[0]["now"]
@@ -82,6 +91,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
+        principal.facts,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
@@ -138,6 +148,13 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     before = await read_journal(tx, plans, old)
     if before.seq == 0:
         raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
+    effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_of", principal.tenant_id, run_id)}
+    for receipt in effects.values():
+        if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):
+            raise Conflict(
+                f"step {receipt['step']} may have happened; say first what became of it, at POST "
+                f"/api/receipts/{receipt['id']}/resolve", code="EFFECT_IN_DOUBT", receipt_id=str(receipt["id"]),
+            )  # fmt: skip
     new = NewRun(
         new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"),
         orjson.loads(old["trigger"]),
@@ -149,6 +166,10 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     for done in before.steps.values():
         if done.status in SETTLED_WELL:
             _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
+        elif (effect := effects.get(done.step.key)) and effect["status"] == ReceiptState.SUCCEEDED:
+            # The step failed and its effect happened all the same: that became known later.
+            output = effect["output"] or NO_OUTPUT
+            _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
     return await move_on(tx, database, run)
 
 

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from interlock.engine import approvals, runs
+from interlock.engine import approvals, audit, outbox, runs
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
+from interlock.governance.keys import SigningKey
 from interlock.ids import floor_of
 from interlock.store.migrate import ensure_partitions
 from interlock.store.pool import Database, Tx
@@ -32,12 +33,17 @@ async def seconds_to_next(database: Database) -> float | None:
 
 
 async def enforce_deadlines(database: Database, plans: Plans) -> int:
-    """Approvals that nobody decided, runs that took too long. One transaction each: a bad row stops no other."""
+    """Approvals to be mentioned again or that nobody decided, runs that took too long.
+
+    One transaction each: a bad row stops no other.
+    """
     late = await database.fetch("expired_approvals", database.clock(), _BATCH)
     overdue = await database.fetch("overdue_runs", database.clock(), _BATCH)
+    quiet = await database.fetch("approvals_to_mention", database.clock(), _BATCH)
     jobs: list[Callable[[Tx], Awaitable[object]]] = []
     jobs += [partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late]
     jobs += [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
+    jobs += [partial(_mention, database, plans, row["tenant_id"], row["id"]) for row in quiet]
     for job in jobs:
         try:
             await database.command(job)
@@ -48,6 +54,10 @@ async def enforce_deadlines(database: Database, plans: Plans) -> int:
 
 async def _expire(database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID, tx: Tx) -> None:
     await approvals.expire(tx, database, plans, tenant_id, approval_id)
+
+
+async def _mention(database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID, tx: Tx) -> None:
+    await approvals.mention(tx, database, plans, tenant_id, approval_id)
 
 
 async def _time_out(database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, tx: Tx) -> None:
@@ -72,16 +82,18 @@ async def recount_lanes(database: Database) -> int:
     return drifted
 
 
-async def tend(database: Database) -> None:
-    """Housekeeping: old idempotency records, the journal's coming months, and those that retention lets go."""
+async def tend(database: Database, key: SigningKey | None = None) -> None:
+    """Housekeeping: old idempotency records and messages, the journal's months that come and those that go."""
     await database.fetch("forget_expired_keys", database.clock(), 1000)
+    await outbox.tidy(database)
     async with database.pool.acquire() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))
     if database.settings.retention_days is not None:
-        await _drop_old_months(database, database.settings.retention_days)
+        await _drop_old_months(database, database.settings.retention_days, key)
 
 
-async def _drop_old_months(database: Database, days: int) -> None:
+async def _drop_old_months(database: Database, days: int, key: SigningKey | None) -> None:
+    """A month goes when all its runs have ended, are sealed and have their evidence; and its going is signed first."""
     now = database.clock() or datetime.now(UTC)
     for row in await database.fetch("entry_partitions"):
         name = row["name"]
@@ -89,15 +101,27 @@ async def _drop_old_months(database: Database, days: int) -> None:
         end = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
         if (now - end).days < days:
             continue
+        floor = floor_of(end)
+        if why := await _keeps(database, floor, key):
+            log.info("retention_waits", partition=name, why=why)
+            continue
         async with database.pool.acquire() as connection:
-            open_runs = await connection.fetchval(
-                "SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL", floor_of(end)
-            )
-            if open_runs:
-                log.info("retention_waits", partition=name, open_runs=open_runs)
-                continue
             await connection.execute(f"DROP TABLE {name}")
-            log.info("retention_dropped", partition=name)
+        log.info("retention_dropped", partition=name)
+
+
+async def _keeps(database: Database, floor: UUID, key: SigningKey | None) -> str | None:
+    """Why the entries of the runs below `floor` must stay for now."""
+    if open_runs := await database.value("open_runs_below", floor):
+        return f"{open_runs} runs have not ended"
+    # In this order: what is sealed after the second look would have its evidence due after it.
+    if await database.value("unsealed_below", floor):
+        return "some entries are not sealed yet"
+    if await database.value("evidence_due_below", floor):
+        return "some runs have no evidence yet"
+    if key is None:
+        return "the signing key is not here; where it is, it will be done"
+    return None if await audit.release(database, key, floor) else "another process is sealing"
 
 
 __all__ = ["enforce_deadlines", "reclaim_lost", "recount_lanes", "seconds_to_next", "tend", "wake_due"]

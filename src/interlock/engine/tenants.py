@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -52,7 +53,20 @@ async def authenticate(database: Database, key: str) -> Principal:
     row = await database.row("key_by_hash", _hash(key))
     if row is None:
         raise Unauthorized("this API key is not known or was revoked")
-    return Principal(row["id"], row["tenant_id"], row["tenant"], row["name"], Role(row["role"]), row["workspace_id"])
+    return principal_of(row)
+
+
+def principal_of(row: Row) -> Principal:
+    """Of a key's row with its tenant's name."""
+    return Principal(
+        row["id"],
+        row["tenant_id"],
+        row["tenant"],
+        row["name"],
+        Role(row["role"]),
+        row["workspace_id"],
+        tuple(row["groups"]),
+    )
 
 
 async def bootstrap(database: Database, wanted: str | None) -> str | None:
@@ -78,9 +92,13 @@ async def create_tenant(
     *,
     max_concurrency: int | None = None,
     weight: float = 1.0,
+    max_runs_per_min: int | None = None,
+    max_writes_per_run: int | None = None,
     exist_ok: bool = False,
 ) -> Row:
-    made = await tx.value("create_tenant", database.clock(), uuid7(), name, max_concurrency, weight)
+    made = await tx.value(
+        "create_tenant", database.clock(), uuid7(), name, max_concurrency, weight, max_runs_per_min, max_writes_per_run
+    )
     if made is None and not exist_ok:
         raise Conflict(f"tenant {name} exists already", code="TENANT_EXISTS")
     row = await tx.row("tenant_named", name)
@@ -96,11 +114,12 @@ async def add_key(
     role: Role,
     *,
     workspace_id: str | None = None,
+    groups: Sequence[str] = (),
     key: str | None = None,
 ) -> tuple[Row, str]:
     """The row, and the key itself: it is shown this once and stored only as a hash."""
     key = key or new_key()
-    row = await tx.row("create_key", database.clock(), uuid7(), tenant_id, workspace_id, name, role, _hash(key))
+    row = await tx.row("create_key", database.clock(), uuid7(), tenant_id, workspace_id, name, role, _hash(key), groups)
     if row is None:
         raise Conflict("this key is in use already", code="KEY_EXISTS")
     return row, key
@@ -113,6 +132,21 @@ async def revoke_key(tx: Tx, database: Database, principal: Principal, key_id: U
     if row is None:
         raise NotFound(f"no key {key_id}")
     return row
+
+
+async def update_tenant(tx: Tx, name: str, changes: Mapping[str, Any]) -> Row:
+    """Only what is named is changed; a cap of None is no cap."""
+    caps = ("max_concurrency", "max_runs_per_min", "max_writes_per_run")
+    asked = [part for cap in caps for part in (cap in changes, changes.get(cap))]
+    row = await tx.row("update_tenant", name, *asked, changes.get("weight"))
+    if row is None:
+        raise NotFound(f"no tenant {name}", code="TENANT_NOT_FOUND")
+    return row
+
+
+async def usage(database: Database, tenant_id: UUID | None, cursor: UUID | None = None, limit: int = 1) -> list[Row]:
+    """Of one tenant, or of all."""
+    return await database.fetch("usage", database.clock(), tenant_id, cursor, limit)
 
 
 async def tenants(database: Database, cursor: UUID | None, limit: int) -> list[Row]:

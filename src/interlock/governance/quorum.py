@@ -1,16 +1,25 @@
-"""Quorum: who may decide on an approval, and when it is decided. The only place that says so."""
+"""Quorum: who may decide on an approval, and when it is decided. The only place that says so.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+In code and never in policy: who asked cannot approve, approvers are distinct people, agents never approve (their role
+has no such permission), and an answer given in advance never satisfies `high` or two people.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from interlock.lifecycle import ApprovalEvent, Tier
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it."""
+
     tier: Tier
     two_person: bool
-    requested_by: str
+    askers: frozenset[str]
+    is_action: bool = False
+    groups: frozenset[str] = field(default_factory=frozenset)
+    reason_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +34,23 @@ class Refusal:
     detail: str
 
 
-def refusal(question: Question, votes: Sequence[Vote], voter: str, *, approves: bool) -> Refusal | None:
-    """Why this voter's vote does not count, or None. Anybody who may decide may also say no to their own request."""
+def refusal(
+    question: Question,
+    votes: Sequence[Vote],
+    voter: str,
+    groups: Collection[str],
+    *,
+    approves: bool,
+    reason: str | None,
+) -> Refusal | None:
+    """Why this voter's vote does not count, or None. Whoever may decide may also say no to their own request."""
+    if question.groups and not question.groups & set(groups):
+        return Refusal("NOT_AN_APPROVER", f"only {' or '.join(sorted(question.groups))} may decide this")
+    if question.reason_required and not reason:
+        return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter == question.requested_by and (question.two_person or question.tier == Tier.HIGH):
+    if voter in question.askers and (question.is_action or question.two_person or question.tier == Tier.HIGH):
         return Refusal("SELF_APPROVAL", "who asked for it cannot approve it: another person has to")
     if any(vote.voter == voter for vote in votes):
         return Refusal("ALREADY_VOTED", "you have voted; a second person has to approve too")
@@ -42,3 +63,8 @@ def outcome(question: Question, votes: Sequence[Vote]) -> ApprovalEvent | None:
         return ApprovalEvent.REJECT
     in_favour = {vote.voter for vote in votes}
     return ApprovalEvent.APPROVE if len(in_favour) >= (2 if question.two_person else 1) else None
+
+
+def in_advance(tier: Tier, *, two_person: bool) -> bool:
+    """Whether a standing grant or `auto_approve` may answer."""
+    return tier != Tier.HIGH and not two_person

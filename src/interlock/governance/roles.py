@@ -10,7 +10,7 @@ class Permission(Term):
     STOP = "stop", "cancel runs"
     DEFINE = "define", "apply workflows"
     APPROVE = "approve", "decide on approvals"
-    ADMINISTER = "administer", "manage keys and tenants"
+    ADMINISTER = "administer", "manage keys, tenants and policies"
 
 
 P = Permission

@@ -1,6 +1,7 @@
 """What happened: the entries of a run, their fold, and what may come next."""
 
-from interlock.journal.advance import ENGINE, Ask, Next, Settle, Stop, Wait, advance
+from interlock.journal.advance import ENGINE, Next, Settle, Stop, Wait, advance
+from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
 from interlock.journal.journal import NO_OUTPUT, Journal, StepFold, encode
@@ -10,6 +11,7 @@ __all__ = [
     "ENGINE",
     "NO_OUTPUT",
     "Ask",
+    "AskKind",
     "Command",
     "Entry",
     "EntryType",
@@ -23,6 +25,7 @@ __all__ = [
     "Word",
     "advance",
     "apply_word",
+    "ask",
     "conclude",
     "encode",
     "ended",

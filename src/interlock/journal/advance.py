@@ -12,25 +12,12 @@ from typing import Any
 import orjson
 
 from interlock.definition.duration import parse_duration
-from interlock.definition.plan import Gate, OnReject, StepKind
-from interlock.ids import uuid7
-from interlock.journal.entry import EntryType
+from interlock.definition.plan import OnReject, StepKind
+from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.journal import Journal, StepFold
 from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
 
 ENGINE = "system:engine"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A question that has to be put to people."""
-
-    id: str
-    step: str
-    gate: Gate
-    summary: str
-    action: dict[str, Any]
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +132,12 @@ def _open(journal: Journal, fold: StepFold, found: Next) -> None:
         "fields": fields,
     }
     digest = sha256(orjson.dumps([str(journal.run_id), action], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    ask = Ask(str(uuid7()), fold.step.key, gate, str(summary or ""), action, digest)
-    found.ask.append(ask)
-    journal.move_step(
-        fold,
-        StepEvent.OPEN,
-        actor=ENGINE,
-        type=EntryType.APPROVAL_REQUESTED,
-        data={"approval_id": ask.id, "tier": gate.tier, "two_person": gate.two_person, "summary": ask.summary},
-    )
+    found.ask.append(
+        ask(
+            journal, fold, StepEvent.OPEN, AskKind.GATE, tier=gate.tier, two_person=gate.two_person,
+            expires_in=gate.expires_in, summary=str(summary or ""), action=action, digest=digest,
+        )
+    )  # fmt: skip
 
 
 def _park(journal: Journal, fold: StepFold, now: datetime) -> None:

@@ -15,7 +15,10 @@ class EntryType(Term):
     RUN_COMPLETED = "run_completed", "The run ended."
     STEP_TRANSITION = "step_transition", "A step went from one state to another; a settled one is a checkpoint."
     APPROVAL_REQUESTED = "approval_requested", "A step waits for people."
+    ACTION_EDITED = "action_edited", "A person changed the action before it was decided."
     APPROVAL_VOTE = "approval_vote", "A person voted, and more votes are needed."
+    APPROVAL_REMINDED = "approval_reminded", "Half of an approval's time was over, and people were reminded of it."
+    APPROVAL_ESCALATED = "approval_escalated", "Nobody had decided; a second group was asked too."
     APPROVAL_RESOLVED = "approval_resolved", "People decided, or nobody did in time."
     ORPHAN_DETECTED = "orphan_detected", "The worker that held the run was lost."
 

@@ -4,7 +4,7 @@
 keeps it as unsaved until its writer has committed it. Replaying the same entries gives the same state, always.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -45,10 +45,34 @@ class StepFold:
     next_run_at: datetime | None = None
     due_at: datetime | None = None
     approval_id: str | None = None
+    # What people were asked about and, once they said yes, what they allowed: one exact action.
+    asked_digest: str | None = None
+    allowed_digest: str | None = None
+    asked_policy: str | None = None
+    allowed_policy: str | None = None
+    receipt_id: str | None = None
+    # What a person put in place of the workflow's input, field by field.
+    edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
     idempotency_key: str | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+
+    def input(self, scope: Scope, secrets: Mapping[str, str] | None = None) -> Any:
+        """What the tool is called with; secrets show their names until their values are handed in."""
+        rendered = self.step.input.render(scope, secrets)
+        return rendered if self.edited is None else {**(rendered or {}), **self.edited}
+
+    @property
+    def secrets(self) -> Mapping[str, tuple[str, ...]]:
+        """The secrets that the input asks for, by field."""
+        asked = self.step.input.secrets
+        return {name: asked[name] for name in asked if name not in self.edited} if asked and self.edited else asked
+
+    @property
+    def in_doubt(self) -> bool:
+        """People are asked whether an effect happened: the question is about its receipt, not about an action."""
+        return self.receipt_id is not None and self.asked_digest == self.receipt_id
 
 
 class Journal:
@@ -163,11 +187,17 @@ class Journal:
     def apply(self, entry: Entry) -> None:
         self.seq = entry.seq
         if entry.to_state is None:
+            if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
+                self._edit(self.steps[entry.step], entry.data)
             return
         if entry.step is None:
             self._apply_to_run(entry, RunState(entry.to_state))
         else:
             self._apply_to_step(self.steps[entry.step], entry, StepState(entry.to_state))
+
+    def _edit(self, fold: StepFold, data: dict[str, Any]) -> None:
+        fold.edited = data["fields"]
+        fold.asked_digest, fold.asked_policy = data["digest"], data["policy_digest"]
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
         self.status = status
@@ -205,8 +235,13 @@ class Journal:
                 fold.due_at = _moment(data["due_at"])
             case StepEvent.OPEN | StepEvent.HOLD:
                 fold.approval_id = data["approval_id"]
+                fold.asked_digest = data.get("digest")
+                fold.asked_policy = data.get("policy_digest")
+            case StepEvent.RELEASE:
+                fold.allowed_digest, fold.allowed_policy = fold.asked_digest, fold.asked_policy
             case StepEvent.CLAIM:
                 fold.next_run_at = None
+                fold.receipt_id = data.get("receipt_id")
                 if "started_at" in data:
                     fold.started_at = _moment(data["started_at"])
         if data:
@@ -235,6 +270,10 @@ class Journal:
         """A run's result is the output of the last step that has one."""
         outputs = (self.steps[step.key].output for step in reversed(self.plan.steps))
         return next((output for output in outputs if output is not None), NO_OUTPUT)
+
+    def effects(self) -> int:
+        """How many writes the run has made or is making."""
+        return sum(fold.receipt_id is not None for fold in self._in_order)
 
     def cost_usd(self) -> float:
         return sum(fold.cost_usd for fold in self.steps.values())

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.definition.plan import OnReject
+from interlock.definition.plan import OnReject, StepKind
 from interlock.journal.entry import EntryType
-from interlock.journal.journal import Journal
+from interlock.journal.journal import NO_OUTPUT, Journal, StepFold
 from interlock.lifecycle import (
     ApprovalState,
     RunEvent,
@@ -24,7 +24,9 @@ from interlock.lifecycle import (
 class Command(Term):
     DECIDE = "decide", "People decided on an approval, or nobody did in time."
     CANCEL = "cancel", "Stop the run."
+    EDIT = "edit", "A person changed the action that is to be decided."
     TIME_OUT = "time_out", "The run's deadline passed."
+    NOTE = "note", "Something to remember that changes nothing: a reminder, an escalation."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +48,39 @@ def _decide(journal: Journal, word: Word, in_flight: bool) -> None:
         return
     decision = ApprovalState(word.data["decision"])
     if decision == ApprovalState.APPROVED:
-        journal.move_step(fold, StepEvent.GRANT, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=word.data)
+        _allow(journal, fold, word)
         return
     expired = decision == ApprovalState.EXPIRED
     said = word.data.get("reason") or ("nobody decided in time" if expired else "rejected")
     reason = RunReason.APPROVAL_EXPIRED if expired else RunReason.REJECTED
+    if fold.in_doubt and not expired:
+        reason = RunReason.RESUME_FAILED
     data = {
         **word.data,
         "said": word.data.get("reason"),
         "reason": reason,
         "error": {"type": "Refused", "message": said},
     }
-    target = StepState.FAILED if journal.plan.on_reject == OnReject.FAIL else StepState.SKIPPED
+    # Going on as if it had not happened is not a choice that anybody has: it may have.
+    fails = journal.plan.on_reject == OnReject.FAIL or fold.in_doubt
+    target = StepState.FAILED if fails else StepState.SKIPPED
     journal.move_step(fold, StepEvent.REFUSE, to=target, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=data)
-    if journal.plan.on_reject == OnReject.COMPLETE:
+    if journal.plan.on_reject == OnReject.COMPLETE and not fails:
         # Nothing else is applied: what has not begun is skipped, and the run ends well.
         for other in list(journal.open_steps()):
             if other.status == StepState.PENDING:
                 journal.move_step(other, StepEvent.SKIP, actor=word.actor, data={"why": f"{fold.step.key} was refused"})
+
+
+def _allow(journal: Journal, fold: StepFold, word: Word) -> None:
+    """A gate is passed; a held action is scheduled again; an effect in doubt is what the person says it is."""
+    resolved: dict[str, Any] = {"actor": word.actor, "type": EntryType.APPROVAL_RESOLVED, "data": word.data}
+    if fold.step.kind == StepKind.APPROVAL:
+        journal.move_step(fold, StepEvent.GRANT, **resolved)
+    elif word.data.get("outcome") == "happened":
+        journal.move_step(fold, StepEvent.GRANT, output=word.data.get("output") or NO_OUTPUT, **resolved)
+    else:
+        journal.move_step(fold, StepEvent.RELEASE, **resolved)
 
 
 def _cancel(journal: Journal, word: Word, in_flight: bool) -> None:
@@ -75,14 +92,27 @@ def _cancel(journal: Journal, word: Word, in_flight: bool) -> None:
     journal.move_run(RunEvent.CANCEL, to=target, actor=word.actor, reason=reason, data=data)
 
 
+def _edit(journal: Journal, word: Word, in_flight: bool) -> None:
+    fold = journal.steps[word.step or ""]
+    if fold.status == StepState.WAITING_APPROVAL and fold.approval_id == word.data["approval_id"]:
+        journal.note(EntryType.ACTION_EDITED, actor=word.actor, step=word.step, data=word.data)
+
+
 def _time_out(journal: Journal, word: Word, in_flight: bool) -> None:
     """With steps in flight the holder interrupts them first and ends the run itself."""
     if not in_flight:
         journal.move_run(RunEvent.FAIL, actor=word.actor, reason=RunReason.TIMED_OUT, data=word.data)
 
 
+def _note(journal: Journal, word: Word, in_flight: bool) -> None:
+    data = {k: v for k, v in word.data.items() if k != "type"}
+    journal.note(EntryType(word.data["type"]), actor=word.actor, step=word.step, data=data)
+
+
 _APPLY: dict[Command, Callable[[Journal, Word, bool], None]] = {
     Command.DECIDE: _decide,
     Command.CANCEL: _cancel,
+    Command.EDIT: _edit,
     Command.TIME_OUT: _time_out,
+    Command.NOTE: _note,
 }

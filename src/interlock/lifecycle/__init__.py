@@ -9,11 +9,12 @@ from interlock.lifecycle.couplings import COUPLINGS, fired_by
 from interlock.lifecycle.idempotency import IDEMPOTENCY, IdempotencyEvent, IdempotencyState
 from interlock.lifecycle.job import JOB, JobEvent, JobState
 from interlock.lifecycle.machine import Machine, Term, Transition
+from interlock.lifecycle.receipt import RECEIPT, ReceiptEvent, ReceiptState
 from interlock.lifecycle.run import RUN, RunEvent, RunReason, RunState
 from interlock.lifecycle.step import SETTLED_WELL, STEP, StepEvent, StepState
 from interlock.lifecycle.worker import MAY_APPEND, WORKER, WorkerEvent, WorkerState
 
-MACHINES = (RUN, STEP, APPROVAL, WORKER, JOB, IDEMPOTENCY)
+MACHINES = (RUN, STEP, APPROVAL, RECEIPT, WORKER, JOB, IDEMPOTENCY)
 
 __all__ = [
     "APPROVAL",
@@ -22,6 +23,7 @@ __all__ = [
     "JOB",
     "MACHINES",
     "MAY_APPEND",
+    "RECEIPT",
     "RUN",
     "SETTLED_WELL",
     "STEP",
@@ -33,6 +35,8 @@ __all__ = [
     "JobEvent",
     "JobState",
     "Machine",
+    "ReceiptEvent",
+    "ReceiptState",
     "RunEvent",
     "RunReason",
     "RunState",

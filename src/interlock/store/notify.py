@@ -17,6 +17,8 @@ from interlock.telemetry import log
 READY = "interlock_ready"
 RUN = "interlock_run"
 INBOX = "interlock_inbox"
+POLICY = "interlock_policy"
+OUTBOX = "interlock_outbox"
 KEYS = "interlock_keys"
 
 Handler = Callable[[str], None]

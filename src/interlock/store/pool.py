@@ -84,6 +84,12 @@ class Tx:
     async def value(self, name: str, *args: Any) -> Any:
         return await self.connection.fetchval(SQL[name], *args)
 
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """What fails in here is undone, and only that."""
+        async with self.connection.transaction():
+            yield
+
 
 class _Clean(asyncpg.Connection):  # type: ignore[misc]
     """Nothing that we do outlives its transaction: a connection that comes back needs no cleaning round trip."""

@@ -1,6 +1,22 @@
 """Tools: what a workflow can do to the world."""
 
 from interlock.tools.context import Canceled, Context, default_key
-from interlock.tools.registry import Registry, Tool, explain, load_tools, registry, tool
+from interlock.tools.registry import DidNotHappen, Happened, Registry, Tool, explain, load_tools, registry, tool
+from interlock.tools.secret import Secret, Veil, as_shown
 
-__all__ = ["Canceled", "Context", "Registry", "Tool", "default_key", "explain", "load_tools", "registry", "tool"]
+__all__ = [
+    "Canceled",
+    "Context",
+    "DidNotHappen",
+    "Happened",
+    "Registry",
+    "Secret",
+    "Tool",
+    "Veil",
+    "as_shown",
+    "default_key",
+    "explain",
+    "load_tools",
+    "registry",
+    "tool",
+]

@@ -5,6 +5,10 @@ import threading
 from typing import Any
 from uuid import UUID
 
+import structlog
+from pydantic_core import to_jsonable_python
+
+from interlock.governance.redact import Scrubber
 from interlock.telemetry import log
 
 
@@ -13,7 +17,17 @@ class Canceled(BaseException):
 
 
 class Context:
-    __slots__ = ("_canceled", "_idempotency_key", "attempt", "cost_usd", "costs", "run_id", "step", "tenant_id")
+    __slots__ = (
+        "_canceled",
+        "_idempotency_key",
+        "attempt",
+        "cost_usd",
+        "costs",
+        "run_id",
+        "scrubber",
+        "step",
+        "tenant_id",
+    )
 
     def __init__(
         self, *, run_id: UUID, tenant_id: UUID, step: str, attempt: int, idempotency_key: str | None = None
@@ -24,6 +38,8 @@ class Context:
         self.attempt = attempt
         self.cost_usd = 0.0
         self.costs: list[dict[str, Any]] | None = None
+        # Knows the secrets that this call was given, if there are any.
+        self.scrubber: Scrubber | None = None
         self._idempotency_key = idempotency_key
         self._canceled: threading.Event | None = None
 
@@ -34,7 +50,17 @@ class Context:
 
     @property
     def log(self) -> Any:
-        return log.bind(run_id=str(self.run_id), step=self.step, attempt=self.attempt)
+        bound = log.bind(run_id=str(self.run_id), step=self.step, attempt=self.attempt)
+        if self.scrubber is None:
+            return bound
+        return type(bound)(bound._logger, [self._scrub, *bound._processors], bound._context)
+
+    def _scrub(self, logger: Any, method: str, event: Any) -> Any:
+        """Before anything else sees the line. Exceptions and objects are made text first: they may hold one too."""
+        return self.scrub(structlog.processors.format_exc_info(logger, method, event))
+
+    def scrub(self, told: Any) -> Any:
+        return told if self.scrubber is None else self.scrubber.scrub(to_jsonable_python(told, fallback=repr))
 
     def cost(self, usd: float, *, provider: str | None = None, model: str | None = None, **units: float) -> None:
         """Report what this step cost; it is added up on the step and on the run."""
@@ -45,6 +71,10 @@ class Context:
         self.cost_usd += usd
         self.costs = [*(self.costs or ()), {"usd": usd, "provider": provider, "model": model, **units}]
 
+    def scrub_costs(self) -> None:
+        if self.scrubber is not None and self.costs:
+            self.costs = [_scrubbed(cost, self.scrubber) for cost in self.costs]
+
     def heartbeat(self) -> None:
         """Call it now and then in a long plain function: it ends the function when its run was canceled."""
         if self._canceled is not None and self._canceled.is_set():
@@ -53,6 +83,12 @@ class Context:
     def cancel_token(self) -> threading.Event:
         self._canceled = self._canceled or threading.Event()
         return self._canceled
+
+
+def _scrubbed(cost: dict[str, Any], scrubber: Scrubber) -> dict[str, Any]:
+    """Numbers are added up later: one that is a secret is left out, not replaced by a word."""
+    kept = {name: value for name, value in cost.items() if isinstance(value, str) or not scrubber.finds(value)}
+    return scrubber.scrub(kept | {"usd": cost["usd"]})
 
 
 def default_key(run_id: UUID, step: str) -> str:

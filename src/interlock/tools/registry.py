@@ -4,16 +4,24 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from interlock.errors import Invalid, Terminal
+from interlock.governance.action import ProposedAction
+from interlock.governance.redact import MARK
 from interlock.lifecycle import Tier
 from interlock.tools.context import Context
+from interlock.tools.secret import Veil, is_marked
+
+NO_SECRETS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,14 @@ class Tool:
     key: str | None
     undo: str | None
     timeout: float | None
+    target: str | None
+    show: frozenset[str]
+    reconcile: Callable[..., Any] | None
     input_schema: dict[str, Any] = field(repr=False)
+    # Parameters that are secret, or have something secret within.
+    secret: frozenset[str] = frozenset()
+    # How to write down a result that is secret, or has something secret within.
+    result: TypeAdapter[Any] | None = field(default=None, repr=False)
 
     @property
     def connector(self) -> str:
@@ -40,23 +55,78 @@ class Tool:
     def operation(self) -> str:
         return self.name.partition(".")[2] or self.name
 
-    def validated(self, given: Any) -> dict[str, Any]:
+    def validated(self, given: Any, *, show_input: bool = True) -> dict[str, Any]:
         """The arguments to call with; Terminal if they do not fit, since trying again cannot help."""
         if not given and not self.arguments.model_fields:
             return {}
         try:
             parsed = self.arguments.model_validate(given if given is not None else {})
         except ValidationError as error:
-            raise Terminal(f"input of {self.name} is not valid: {explain(error)}") from None
+            why = explain(error, show_input=show_input and not self.secret)
+            raise Terminal(f"input of {self.name} is not valid: {why}") from None
         return {name: getattr(parsed, name) for name in type(parsed).model_fields}
 
-    def effect_key(self, arguments: dict[str, Any]) -> str | None:
-        if self.key is None:
-            return None
+    def shown(self, arguments: dict[str, Any], veil: Veil) -> dict[str, Any]:
+        """The arguments as they may be seen."""
+        if not self.secret:
+            plain: dict[str, Any] = to_jsonable_python(arguments)
+            return plain
+        serializer = self.arguments.__pydantic_serializer__
+        model = self.arguments.model_construct(**arguments)
+        written = serializer.to_python(model, mode="json", context=veil, by_alias=True)
+        fields = self.arguments.model_fields
+        return {name: written[fields[name].serialization_alias or name] for name in arguments}
+
+    def kept(self, result: Any, veil: Veil) -> bytes:
+        """A result that has secrets, as it may be kept. One that is not what was declared is a secret as a whole."""
+        assert self.result is not None
         try:
-            return self.key.format(**arguments)
+            return self.result.dump_json(self.result.validate_python(result), context=veil, by_alias=True)
+        except (ValidationError, PydanticSerializationError):
+            return to_json(veil.hide(to_jsonable_python(result, fallback=str)))
+
+    def propose(
+        self, arguments: dict[str, Any], shown: dict[str, Any], secrets: Mapping[str, tuple[str, ...]] = NO_SECRETS
+    ) -> ProposedAction:
+        return ProposedAction(
+            tool=self.name, connector=self.connector, operation=self.operation,
+            target=self.target_of(arguments, shown), fields=shown, risk=self.risk, writes=self.writes, secrets=secrets,
+        )  # fmt: skip
+
+    def effect_key(self, arguments: dict[str, Any], shown: dict[str, Any] | None = None) -> str | None:
+        return self._filled("key", self.key, arguments, shown)
+
+    def target_of(self, arguments: dict[str, Any], shown: dict[str, Any] | None = None) -> str | None:
+        return self._filled("target", self.target, arguments, shown)
+
+    def _filled(
+        self, what: str, template: str | None, arguments: dict[str, Any], shown: dict[str, Any] | None
+    ) -> str | None:
+        if template is None:
+            return None
+        if self.secret:
+            arguments = {**arguments, **{name: (shown or {}).get(name, MARK) for name in self.secret}}
+        try:
+            # {fields_hash} stands for all of the input, as in sn:incident:update:{instance}:{sys_id}:{fields_hash}
+            return template.format(**arguments, fields_hash=_fields_hash(arguments))
         except (LookupError, AttributeError, ValueError, TypeError) as error:
-            raise Terminal(f"key of {self.name} does not fit its input: {error}") from None
+            raise Terminal(f"{what} of {self.name} does not fit its input: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What `reconcile` returns when the effect took place; `output` is what the tool would have returned."""
+
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotHappen:
+    """What `reconcile` returns when the effect did not take place: it may safely be done."""
+
+
+def _fields_hash(arguments: dict[str, Any]) -> str:
+    return sha256(to_json(arguments)).hexdigest()[:16]
 
 
 class Registry:
@@ -93,15 +163,24 @@ def tool(
     key: str | None = None,
     undo: str | None = None,
     timeout: float | None = None,
+    target: str | None = None,
+    show: Iterable[str] = (),
+    reconcile: Callable[..., Any] | None = None,
     register: Registry | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a tool. Async functions run on the worker's loop, plain ones in its threads.
 
     A tool that only reads is idempotent unless it says otherwise; one that writes is not, unless it says so.
+    `key` names the effect (`shop:refund:{charge}:{amount}`), `target` what it acts on (`{charge}`); `show` lists the
+    fields that receipts keep readable. `reconcile` is asked after a crash whether the effect happened: it gets the
+    same arguments and returns `Happened(output)` or `DidNotHappen()`; if it raises, nobody knows.
+
+    `Annotated[str, Secret]` keeps a parameter, a result or a field of one out of everything that is written down; a
+    later step then sees `[secret]` in its place.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        model, wants_context = _arguments(name, function)
+        model, wants_context, secret = _arguments(name, function)
         (register or registry).add(
             Tool(
                 name=name,
@@ -116,7 +195,12 @@ def tool(
                 key=key,
                 undo=undo,
                 timeout=timeout,
+                target=target,
+                show=frozenset(show),
+                reconcile=reconcile,
                 input_schema=model.model_json_schema(),
+                secret=secret,
+                result=_result(name, function),
             )
         )
         return function
@@ -128,7 +212,7 @@ def tool(
     return decorate
 
 
-def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel], bool]:
+def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel], bool, frozenset[str]]:
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     wants_context = False
@@ -147,15 +231,25 @@ def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel]
         model.model_json_schema()
     except PydanticUserError as error:
         raise Invalid(f"tool {name}: its parameters have no JSON schema: {error.message}") from None
-    return model, wants_context
+    return model, wants_context, frozenset(name for name, (hint, _) in fields.items() if is_marked(hint))
 
 
-def explain(error: ValidationError) -> str:
+def _result(name: str, function: Callable[..., Any]) -> TypeAdapter[Any] | None:
+    hint: Any = get_type_hints(function, include_extras=True).get("return")
+    if not is_marked(hint):
+        return None
+    try:
+        return TypeAdapter(hint)
+    except PydanticUserError as error:
+        raise Invalid(f"tool {name}: what is secret in its result cannot be told apart: {error.message}") from None
+
+
+def explain(error: ValidationError, *, show_input: bool = True) -> str:
     """One line that says where and what: `amount: Input should be a valid integer (got 'ten')`."""
     parts = []
     for fault in error.errors(include_url=False):
         where = ".".join(str(part) for part in fault["loc"])
-        got = "" if fault["type"] == "missing" else f" (got {fault['input']!r:.80})"
+        got = f" (got {fault['input']!r:.80})" if show_input and fault["type"] != "missing" else ""
         parts.append(f"{where}: {fault['msg']}{got}" if where else f"{fault['msg']}{got}")
     return "; ".join(parts)
 

@@ -5,14 +5,24 @@ import contextlib
 import random
 import time
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import orjson
 
 from interlock.engine import inbox
-from interlock.engine.append import Answer, Lease, Write
+from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.errors import LeaseLost, Unavailable
+from interlock.governance.action import ProposedAction
+from interlock.governance.policy import Decision
+from interlock.governance.redact import metadata
+from interlock.ids import uuid7
 from interlock.journal import (
+    NO_OUTPUT,
     Ask,
+    AskKind,
     Command,
     Entry,
     EntryType,
@@ -25,13 +35,28 @@ from interlock.journal import (
     Wait,
     advance,
     apply_word,
+    ask,
     conclude,
+    encode,
 )
-from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.lifecycle import ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 from interlock.store.pool import Row
 from interlock.telemetry import log, metrics
-from interlock.worker.executor import Done, Failed, Interrupted, Outcome, elapsed_ms, execute
+from interlock.tools import Context, DidNotHappen, Happened, Tool
+from interlock.worker.executor import (
+    Call,
+    Done,
+    Failed,
+    Interrupted,
+    Outcome,
+    elapsed_ms,
+    execute,
+    finish,
+    prepare,
+    reconcile,
+)
 from interlock.worker.flush import Unacceptable
+from interlock.worker.gate import Deny, Hold, Pass
 
 if TYPE_CHECKING:
     from interlock.worker.loop import Worker
@@ -41,8 +66,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_begun", "_finished", "_inline", "_mail", "_overdue", "_since", "_slow", "_spent_before",
-        "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
+        "_actor", "_asks", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
+        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row",
+        "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -64,13 +90,16 @@ class Driver:
         self._since = time.monotonic()
         self._mail: bool = row["inbox"] > 0
         self._wake = asyncio.Event()
-        self._finished: list[tuple[StepFold, Outcome, float]] = []
+        self._finished: list[tuple[Call, Outcome, float]] = []
         self._tasks: dict[str, tuple[asyncio.Task[None], float]] = {}
         self._inline: tuple[StepFold, float] | None = None
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
+        self._intents: list[Intent] = []
+        self._seals: list[Seal] = []
         self._overdue = False
         self._begun = False
+        self._orphaned = False
         self._spent_before = 0.0
 
     def now(self) -> datetime:
@@ -81,6 +110,7 @@ class Driver:
     async def drive(self) -> None:
         try:
             await self._load()
+            await self._recover()
             while not await self._round():
                 pass
         except asyncio.CancelledError:
@@ -132,10 +162,7 @@ class Driver:
         self._refuse_to_act_for_another(entries)
         self.journal.replay(entry_of(e) for e in entries)
         self._spent_before = self.journal.cost_usd()
-        if _nobody_went_on(entries):
-            await self._stand_trial()
-            if not self._worker.draining:
-                self._reclaim()
+        self._orphaned = _nobody_went_on(entries)
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
         """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
@@ -169,21 +196,49 @@ class Driver:
             for driver in self._worker.drivers.values():
                 driver._wake.set()
 
-    def _reclaim(self) -> None:
-        """What the lost worker was doing is begun again, and counted: no step kills workers for ever."""
-        for fold in self._advance().start:
-            self.journal.begin(fold)
+    async def _recover(self) -> None:
+        """What the lost worker was doing is begun again, and counted: no step kills workers for ever.
+
+        A write is begun again only where that is safe: nothing was attempted yet, the tool is idempotent, or the
+        system it acts on says that it did not happen. Else a person is asked. A worker that had no time left to wait
+        for a write when it stopped gave the run back in order, but what it cut off is just as uncertain.
+        """
+        lost = self._orphaned
+        if lost:
+            await self._stand_trial()
+            if self._worker.draining:
+                return
+            for fold in self._advance().start:
+                if not self._writes(fold):
+                    self.journal.begin(fold)
         for fold in list(self.journal.open_steps()):
-            if fold.status == StepState.RUNNING:
-                self.journal.move_step(fold, StepEvent.RECLAIM, actor=self._actor)
-                if fold.reclaims > self._worker.settings.max_reclaims:
-                    error = {
-                        "type": "Orphaned",
-                        "message": f"its worker was lost {fold.reclaims} times",
-                        "code": "RUN_ORPHANED",
-                    }
-                    data = {"error": error, "reason": RunReason.ORPHANED}
-                    self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
+            if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
+                await self._reclaim_step(fold)
+
+    async def _reclaim_step(self, fold: StepFold) -> None:
+        if fold.reclaims >= self._worker.settings.max_reclaims:
+            message = f"its worker was lost {fold.reclaims + 1} times"
+            error = {"type": "Orphaned", "message": message, "code": "RUN_ORPHANED"}
+            self._fail(fold, error, RunReason.ORPHANED, receipt=ReceiptState.IN_DOUBT)
+        elif fold.receipt_id is None or await self._may_repeat(fold):
+            data = {"receipt_id": fold.receipt_id} if fold.receipt_id else None
+            self.journal.move_step(fold, StepEvent.RECLAIM, actor=self._actor, data=data)
+
+    async def _may_repeat(self, fold: StepFold) -> bool:
+        """An effect was under way. True if it may be attempted again; else its outcome was recorded."""
+        call = self._prepare(fold)
+        if isinstance(call, Call) and call.tool.idempotent:
+            return True
+        answer = await reconcile(self._worker.shop, call) if isinstance(call, Call) else None
+        match answer:
+            case DidNotHappen():
+                return True
+            case Happened(output):
+                assert isinstance(call, Call)
+                self._settle(call, finish(self._worker.shop, call, output), time.perf_counter(), reconciled=True)
+            case None:
+                self._doubt(fold, call.action if isinstance(call, Call) else None)
+        return False
 
     async def _round(self) -> bool:
         """True when the run is no longer ours."""
@@ -205,13 +260,14 @@ class Driver:
         starting = [] if self._worker.draining else following.start
         if following.resume:
             starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
+        calls = await self._ready(starting)
         if self.journal.unsaved:
-            await self._save()
-        if self.journal.plan.is_sequence and len(starting) == 1:
-            await self._do_inline(starting[0])
-        else:
-            for fold in starting:
-                self._do(fold)
+            calls = await self._attempt(calls)
+        if self.journal.plan.is_sequence and len(calls) == 1:
+            await self._do_inline(calls[0])
+        elif calls or self._tasks or self._finished:
+            for call in calls:
+                self._do(call)
             await self._next_outcome()
         return False
 
@@ -221,7 +277,130 @@ class Driver:
         return isinstance(then, Settle) and (then.event == RunEvent.FAIL or not interrupted)
 
     def _is_at(self, fold: StepFold) -> bool:
-        return fold.step.key in self._tasks or any(f is fold for f, _, _ in self._finished)
+        return fold.step.key in self._tasks or any(call.fold is fold for call, _, _ in self._finished)
+
+    # ------------------------------------------------------------ the gate
+
+    async def _ready(self, folds: list[StepFold]) -> list[Call]:
+        """Resolve, and for a write: propose, judge, declare the intent. What does not get through is settled here."""
+        calls = []
+        for fold in folds:
+            call = self._prepare(fold)
+            if isinstance(call, Failed):
+                self._begin(fold)
+                self._settle_failure(fold, call, 0.0)
+            elif call.action is None or await self._passes(call):
+                calls.append(call)
+        return calls
+
+    def _prepare(self, fold: StepFold) -> Call | Failed:
+        return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+
+    async def _passes(self, call: Call) -> bool:
+        fold = call.fold
+        if fold.status == StepState.RUNNING:
+            return True  # reclaimed: it was judged before its intent was declared
+        assert call.action is not None
+        if (over := self._over_cap(fold)) is not None:
+            self._begin(fold)
+            self._fail(fold, over, RunReason.CAP_EXCEEDED)
+            return False
+        verdict = await self._worker.gate.judge(self.row, fold, call.action, self.now())
+        match verdict:
+            case Deny(decision):
+                self._begin(fold)
+                error: dict[str, Any] = {
+                    "type": "PolicyDenied",
+                    "message": decision.reason,
+                    "rules": list(decision.rule_ids),
+                }
+                self._fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
+                return False
+            case Hold(decision, about):
+                self._begin(fold)
+                data = {"decision": decision.recorded()}
+                self._asks.append(ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
+                return False
+            case Pass(decision, approval_id, grant_id):
+                self._declare(call, decision, approval_id, grant_id)
+                return True
+
+    def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
+        """Against the stricter of two caps. Another try at a write that was counted is not another write."""
+        caps = {"tenant": self.row["max_writes_per_run"], "workflow": self.journal.plan.max_writes_per_run}
+        known = [(cap, whose) for whose, cap in caps.items() if cap is not None]
+        if not known or fold.receipt_id is not None or self.journal.effects() < min(known)[0]:
+            return None
+        cap, whose = min(known)
+        return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
+
+    def _declare(self, call: Call, decision: Decision, approval_id: UUID | None, grant_id: UUID | None) -> None:
+        """The intent is committed before the effect begins, so that after a crash we know that it may have happened."""
+        assert call.action is not None
+        call.receipt_id = uuid7()
+        key = call.context.idempotency_key
+        data = {"receipt_id": str(call.receipt_id), "decision": decision.recorded(), "idempotency_key": key}
+        if approval_id or grant_id:
+            data |= {"allowed_by": f"approval:{approval_id}" if approval_id else f"grant:{grant_id}"}
+        self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
+        self._intents.append(
+            Intent(
+                id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
+                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo, approval_id=approval_id,
+                request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+            )
+        )  # fmt: skip
+
+    def _metadata(self, value: Any, tool: Tool) -> Any:
+        return metadata(value, allow=tool.show, salt=self._worker.shop.salts(self.lease.tenant_id))
+
+    async def _attempt(self, calls: list[Call]) -> list[Call]:
+        """Save, and leave out the effects that have their answer already."""
+        answer = await self._save()
+        remaining = []
+        for call in calls:
+            prior = answer.receipts.get(call.receipt_id) if call.receipt_id else None
+            if prior is None:
+                remaining.append(call)
+            else:
+                self._settle_from(call, prior)
+        return remaining
+
+    def _settle_from(self, call: Call, prior: Prior) -> None:
+        """The key was used before: for this very effect, or for another, which is an error somebody must see."""
+        fold = call.fold
+        if call.action is None or prior.digest not in (call.action.digest, None):
+            message = (
+                f"the idempotency key {prior.key} was used for another action (run {prior.run_id}, step {prior.step})"
+            )
+            self._fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
+        elif prior.status == ReceiptState.SUCCEEDED:
+            data = {"receipt_id": str(prior.id), "replayed_from": str(prior.run_id)}
+            self.journal.move_step(
+                fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=prior.output or NO_OUTPUT
+            )
+        else:
+            where = f"run {prior.run_id}, step {prior.step}" if prior.run_id else "another run"
+            message = f"the same effect is {prior.status} in {where}"
+            self._settle_failure(fold, Failed({"type": "EffectUnderWay", "message": message}, True, 1.0, None), 0.0)
+
+    def _doubt(self, fold: StepFold, action: ProposedAction | None) -> None:
+        """Nobody knows whether it happened: a person has to find out and say."""
+        assert fold.receipt_id is not None
+        self._seals.append(Seal(UUID(fold.receipt_id), ReceiptState.IN_DOUBT))
+        shown = action.as_dict() if action else {"tool": fold.step.tool, "fields": {}}
+        self._asks.append(
+            ask(
+                self.journal, fold, StepEvent.HOLD, AskKind.IN_DOUBT, tier=Tier.HIGH, two_person=False,
+                expires_in=30 * 86400.0, summary=f"{fold.step.tool} was interrupted. Did it happen?", action=shown,
+                digest=fold.receipt_id, receipt_id=fold.receipt_id,
+                reason="the worker was lost or the call was cut off",
+            )
+        )  # fmt: skip
+
+    def _writes(self, fold: StepFold) -> bool:
+        tool = self._worker.shop.tools.find(fold.step.tool or "")
+        return tool is not None and tool.writes
 
     # ------------------------------------------------------------ doing steps
 
@@ -231,14 +410,12 @@ class Driver:
             self.journal.begin(fold)
         return time.perf_counter()
 
-    async def _do_inline(self, fold: StepFold) -> None:
+    async def _do_inline(self, call: Call) -> None:
         """In a plain list nothing else can move meanwhile: no task of its own is needed."""
-        began = self._begin(fold)
-        self._inline = (fold, began)
+        began = self._begin(call.fold)
+        self._inline = (call.fold, began)
         try:
-            outcome = await execute(
-                self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id
-            )
+            outcome = await execute(self._worker.shop, call)
         finally:
             self._inline = None
         if isinstance(outcome, Interrupted):
@@ -246,16 +423,16 @@ class Driver:
             if not self._mail or self._worker.abandoning:
                 raise asyncio.CancelledError
             self.task.uncancel()
-        self._settle(fold, outcome, began)
+        await self._settle_outcome(call, outcome, began)
 
-    def _do(self, fold: StepFold) -> None:
-        began = self._begin(fold)
-        self._tasks[fold.step.key] = asyncio.create_task(self._run_step(fold, began)), began
+    def _do(self, call: Call) -> None:
+        began = self._begin(call.fold)
+        self._tasks[call.fold.step.key] = asyncio.create_task(self._run_step(call, began)), began
 
-    async def _run_step(self, fold: StepFold, began: float) -> None:
-        outcome = await execute(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
-        del self._tasks[fold.step.key]
-        self._finished.append((fold, outcome, began))
+    async def _run_step(self, call: Call, began: float) -> None:
+        outcome = await execute(self._worker.shop, call)
+        del self._tasks[call.fold.step.key]
+        self._finished.append((call, outcome, began))
         self._wake.set()
 
     async def _next_outcome(self) -> None:
@@ -270,31 +447,46 @@ class Driver:
                 pass
         self._wake.clear()
         finished, self._finished = self._finished, []
-        for fold, outcome, began in finished:
-            self._settle(fold, outcome, began)
+        for call, outcome, began in finished:
+            await self._settle_outcome(call, outcome, began)
 
-    def _settle(self, fold: StepFold, outcome: Outcome, began: float) -> None:
-        duration_ms = elapsed_ms(began)
+    async def _settle_outcome(self, call: Call, outcome: Outcome, began: float) -> None:
+        """A write that was cut off is asked about before anybody repeats it."""
+        if isinstance(outcome, Failed) and outcome.in_doubt:
+            call.fold.last_error = outcome.error
+            if not await self._may_repeat(call.fold):
+                return
+        self._settle(call, outcome, began)
+
+    def _settle(self, call: Call, outcome: Outcome, began: float, *, reconciled: bool = False) -> None:
+        fold, duration_ms = call.fold, elapsed_ms(began)
         self._end_trial()
         self._slow.discard(fold.step.key)
         metrics.step_took(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
         match outcome:
             case Done(output, context):
-                data: dict[str, object] = {"duration_ms": duration_ms}
-                if context.cost_usd:
-                    data |= {"cost_usd": context.cost_usd, "costs": context.costs}
+                data: dict[str, object] = {"duration_ms": duration_ms, **_costs(context)}
                 if context._idempotency_key:
                     data["idempotency_key"] = context._idempotency_key
+                if reconciled:
+                    data["reconciled"] = True
+                self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
                 self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
             case Failed():
                 self._settle_failure(fold, outcome, duration_ms)
             case Interrupted():
+                self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
                 self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
 
+    def _seal(self, fold: StepFold, state: ReceiptState, output: str | None = None, tool: Tool | None = None) -> None:
+        """With the entry that settles the step, in one transaction."""
+        if fold.receipt_id is not None:
+            shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
+            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
+
     def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
-        data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error}
-        if failed.context and failed.context.cost_usd:
-            data |= {"cost_usd": failed.context.cost_usd, "costs": failed.context.costs}
+        data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
+        self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
         retry = fold.step.retry
         if failed.retryable and failures < retry.max_attempts:
@@ -305,8 +497,15 @@ class Driver:
         data["reason"] = RunReason.ATTEMPTS_EXHAUSTED if failed.retryable else RunReason.TERMINAL_ERROR
         self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
 
+    def _fail(
+        self, fold: StepFold, error: dict[str, Any], reason: RunReason, *,
+        receipt: ReceiptState = ReceiptState.FAILED, **more: Any,
+    ) -> None:  # fmt: skip
+        self._seal(fold, receipt)
+        self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data={"error": error, "reason": reason, **more})
+
     def note_slow_steps(self, longer_than: float) -> None:
-        """A step that takes long gets an entry of its own, so that people see it."""
+        """A step that takes long gets an entry of its own, so that people see it. A write has one: its intent."""
         at = time.perf_counter() - longer_than
         if self._inline is not None and self._inline[1] < at:
             self._note_slow(*self._inline)
@@ -316,6 +515,8 @@ class Driver:
 
     def _note_slow(self, fold: StepFold, began: float) -> None:
         if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
+            return
+        if fold.receipt_id is not None:
             return
         self._slow.add(fold.step.key)
         since = self.now() - timedelta(seconds=time.perf_counter() - began)
@@ -361,17 +562,21 @@ class Driver:
         if tasks:
             await asyncio.wait(tasks)
         finished, self._finished = self._finished, []
-        for fold, outcome, began in finished:
-            self._settle(fold, outcome, began)
+        for call, outcome, began in finished:
+            await self._settle_outcome(call, outcome, began)
 
     # ------------------------------------------------------------ writing and letting go
 
-    async def _save(self, drained: list[int] | None = None) -> None:
-        await self._write(Write(self.lease, self.journal.take_unsaved(), asks=self._take_asks(), drained=drained or []))
+    async def _save(self, drained: list[int] | None = None) -> Answer:
+        return await self._write(
+            Write(self.lease, self.journal.take_unsaved(), beside=self._take_beside(), drained=drained or [])
+        )
 
-    def _take_asks(self) -> list[Ask]:
-        asks, self._asks = self._asks, []
-        return asks
+    def _take_beside(self) -> Beside:
+        """What has to be committed with the entries that speak of it."""
+        beside = Beside(self._asks, self._intents, self._seals)
+        self._asks, self._intents, self._seals = [], [], []
+        return beside
 
     async def _write(self, write: Write) -> Answer:
         answer = await self._worker.flusher.put(write)
@@ -386,16 +591,16 @@ class Driver:
 
     async def let_go(self, leave: Leave) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
-        entries, asks = self.journal.take_unsaved(), self._take_asks()
+        entries, beside = self.journal.take_unsaved(), self._take_beside()
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
-        answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, asks=asks))
+        answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
         if answer.kept:
             self._log_end(leave)
             return True
         if entries:
-            await self._write(Write(self.lease, entries, asks=asks))
+            await self._write(Write(self.lease, entries, beside=beside))
         self._mail = True
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
@@ -440,3 +645,7 @@ def _nobody_went_on(entries: list[Row]) -> bool:
     Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
     """
     return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED
+
+
+def _costs(context: Context | None) -> dict[str, object]:
+    return {"cost_usd": context.cost_usd, "costs": context.costs} if context and context.costs else {}

@@ -1,15 +1,18 @@
-"""The executor: one attempt at one step, resolve → perform, and how it went.
+"""The executor: one attempt at one step. Prepare the call, perform it, say how it went.
 
 What a tool raises is sorted here, once: time-outs, lost connections, 429 and 5xx are worth another try, and so is
-anything unknown; wrong input, other 4xx and whatever the tool calls Terminal are not.
+anything unknown; wrong input, other 4xx and whatever the tool calls Terminal are not. A write that was cut off in the
+middle is neither: it may have happened.
 """
 
 import asyncio
+import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as Threads
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -18,9 +21,15 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from interlock.definition.expression import Scope
-from interlock.errors import Retryable, Terminal
+from interlock.engine.keyfiles import Salts
+from interlock.engine.secrets import Secrets
+from interlock.errors import Retryable, Terminal, Unavailable
+from interlock.governance.action import ProposedAction
+from interlock.governance.redact import Scrubber
 from interlock.journal import StepFold
-from interlock.tools import Canceled, Context, Registry, Tool
+from interlock.lifecycle import StepState
+from interlock.telemetry import scrubbed_lines
+from interlock.tools import Canceled, Context, DidNotHappen, Happened, Registry, Tool, Veil, default_key, explain
 
 _THREAD_GRACE_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 86400.0
@@ -40,6 +49,10 @@ class Failed:
     retryable: bool
     after: float | None
     context: Context | None
+    # A write that was cut off: whether it happened is not known.
+    in_doubt: bool = False
+    # It was done, and then something else went wrong.
+    happened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +70,62 @@ class Workshop:
     tools: Registry
     threads: Threads
     max_output_bytes: int
+    salts: Salts
+    secrets: Secrets
 
 
-async def execute(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_id: UUID) -> Outcome:
-    context: Context | None = None
+@dataclass(slots=True)
+class Call:
+    """A step made ready: the tool, what it is called with and, for a write, the action that is proposed."""
+
+    fold: StepFold
+    tool: Tool
+    arguments: dict[str, Any]
+    context: Context
+    scope: Scope
+    action: ProposedAction | None = None
+    receipt_id: UUID | None = None
+    # Values that must not be seen: what the tool calls secret and, once they are opened, the secrets it is given.
+    hidden: set[str] = field(default_factory=set)
+
+    @property
+    def timeout(self) -> float | None:
+        return self.fold.step.timeout or self.tool.timeout
+
+    def hide(self, values: Iterable[str], scrubber: Scrubber | None = None) -> None:
+        """From now on; `scrubber` is one that knows exactly these, if somebody has made it already."""
+        new = frozenset(values) - self.hidden
+        if new:
+            self.context.scrubber = scrubber if scrubber and not self.hidden else Scrubber(self.hidden | new)
+            self.hidden |= new
+
+
+def prepare(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_id: UUID) -> Call | Failed:
+    """Resolve the tool and render its input. A step that cannot be called has failed."""
     try:
-        tool, arguments = resolve(shop.tools, fold, scope)
+        tool = find(shop.tools, fold.step.tool or "")
+        arguments = tool.validated(fold.input(scope))
+        veil = Veil(shop.salts(tenant_id) if tool.secret else None)
+        shown = tool.shown(arguments, veil) if tool.writes or tool.secret else None
+        action = tool.propose(arguments, shown, fold.secrets) if tool.writes and shown is not None else None
         context = Context(
-            run_id=run_id, tenant_id=tenant_id, step=fold.step.key, attempt=fold.attempt,
-            idempotency_key=tool.effect_key(arguments),
+            run_id=run_id, tenant_id=tenant_id, step=fold.step.key,
+            idempotency_key=tool.effect_key(arguments, shown)
+            or (effect_key(run_id, fold.step.key, action) if action else None),
+            attempt=fold.attempt + (fold.status == StepState.PENDING),
         )  # fmt: skip
-        result = await perform(shop, tool, arguments, context, fold.step.timeout or tool.timeout)
-        return Done(encode_output(result, shop.max_output_bytes), context)
-    except (asyncio.CancelledError, Canceled) as error:
-        if told_to_stop():
-            return Interrupted()
-        return Failed(describe(error), True, None, context)
-    except (Exception, SystemExit) as error:
-        retryable, after = sort(error)
-        return Failed(describe(error), retryable, after, context)
+        call = Call(fold, tool, arguments, context, scope, action)
+        call.hide(veil.hidden)
+        return call
+    except (Retryable, Terminal) as error:
+        return failure(error)
+    except Exception as error:  # a template or an argument that nobody can make sense of
+        return failure(Terminal(str(error) or type(error).__name__))
+
+
+def effect_key(run_id: UUID, step: str, action: ProposedAction) -> str:
+    """For a tool that does not name its effects. An edited action is another effect, and has another key."""
+    return f"{default_key(run_id, step)}:{action.digest[:16]}"
 
 
 def told_to_stop() -> bool:
@@ -84,22 +134,50 @@ def told_to_stop() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def resolve(tools: Registry, fold: StepFold, scope: Scope) -> tuple[Tool, dict[str, Any]]:
-    """The tool and the arguments to call it with."""
-    name = fold.step.tool or ""
+def find(tools: Registry, name: str) -> Tool:
     tool = tools.find(name)
     if tool is None:
         # Not terminal: the worker may be older than the workflow, and the next to try may know it.
         raise Retryable(f"no tool {name} in this worker; add its file to INTERLOCK_TOOLS")
+    return tool
+
+
+async def execute(shop: Workshop, call: Call) -> Outcome:
+    outcome = await attempt(shop, call)
+    call.context.scrub_costs()
+    return outcome
+
+
+async def attempt(shop: Workshop, call: Call) -> Outcome:
     try:
-        return tool, tool.validated(fold.step.input.render(scope))
-    except ValueError as error:
-        raise Terminal(str(error)) from None
+        result = await perform(shop, call)
+    except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
+        if isinstance(error, (asyncio.CancelledError, Canceled)) and told_to_stop():
+            return Interrupted()
+        cut_off = call.tool.writes and not call.tool.idempotent and is_cut_off(error)
+        return failure(error, call.context, in_doubt=cut_off)
+    return finish(shop, call, result)
 
 
-async def perform(
-    shop: Workshop, tool: Tool, arguments: dict[str, Any], context: Context, timeout: float | None
-) -> Any:
+def finish(shop: Workshop, call: Call, result: Any) -> Outcome:
+    """It was done. What it returned may still be nothing that can be kept, which fails the step and undoes nothing."""
+    try:
+        return Done(keep(shop, call, result), call.context)
+    except Terminal as error:
+        return Failed(describe(error, call.context.scrubber), False, None, call.context, happened=True)
+
+
+async def perform(shop: Workshop, call: Call) -> Any:
+    # Here and nowhere earlier: what is proposed, judged, shown and journaled has the names of secrets, not the values.
+    arguments = await fill(shop, call)
+    if call.context.scrubber is None:
+        return await run_tool(shop, call, arguments)
+    with scrubbed_lines(call.context.scrub):
+        return await run_tool(shop, call, arguments)
+
+
+async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+    tool, context, timeout = call.tool, call.context, call.timeout
     args = (context,) if tool.wants_context else ()
     if timeout is None:
         if tool.is_async:
@@ -116,12 +194,25 @@ async def perform(
         raise
 
 
+async def fill(shop: Workshop, call: Call) -> dict[str, Any]:
+    """The arguments with the values of the secrets they name. The input is rendered anew, and no text is searched."""
+    names = {name for asked in call.fold.secrets.values() for name in asked}
+    if not names:
+        return call.arguments
+    try:
+        opened = await shop.secrets.open(call.context.tenant_id, names)
+    except Unavailable as error:
+        raise Retryable(error.detail) from None  # nothing was begun
+    call.hide(opened.values.values(), opened.scrubber)
+    return call.tool.validated(call.fold.input(call.scope, opened.values), show_input=False)
+
+
 async def in_thread(
     threads: Threads, tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], context: Context
 ) -> Any:
     """A thread cannot be stopped from outside: it is told, and given a moment to notice at its next heartbeat."""
     token = context.cancel_token()
-    future = asyncio.get_running_loop().run_in_executor(threads, _call, tool, args, arguments)
+    future = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _call, tool, args, arguments)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -140,15 +231,35 @@ def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         raise RuntimeError(f"{tool.name} raised StopIteration") from error
 
 
-def encode_output(result: Any, limit: int) -> str:
+async def reconcile(shop: Workshop, call: Call) -> Happened | DidNotHappen | None:
+    """Ask the system that was acted on. None: it cannot be asked, or did not know."""
+    if call.tool.reconcile is None:
+        return None
+    args = (call.context,) if call.tool.wants_context else ()
     try:
-        encoded = orjson.dumps(result)
-    except TypeError:
-        try:
-            encoded = to_json(result, inf_nan_mode="null")
-            orjson.loads(encoded)  # a number that nobody could read again
-        except (PydanticSerializationError, ValueError) as error:
-            raise Terminal(f"the output is not JSON: {error}") from None
+        async with asyncio.timeout(call.timeout or 60):
+            arguments = await fill(shop, call)
+            with scrubbed_lines(call.context.scrub):
+                answer = call.tool.reconcile(*args, **arguments)
+                answer = await answer if asyncio.iscoroutine(answer) else answer
+    except Exception as error:
+        call.context.log.warning("reconcile_failed", error=str(error))
+        return None
+    return answer if isinstance(answer, (Happened, DidNotHappen)) else None
+
+
+def keep(shop: Workshop, call: Call, result: Any) -> str:
+    """The output as it is kept: without what the tool calls secret, nor any secret that it was given."""
+    veil = Veil()
+    output = encode_output(result, shop.max_output_bytes, call.tool, veil)
+    call.hide(veil.hidden)
+    scrubber = call.context.scrubber
+    # Not by orjson, to which a number of more than 64 bits is another one.
+    return output if scrubber is None else json.dumps(scrubber.scrub(json.loads(output)), ensure_ascii=False)
+
+
+def encode_output(result: Any, limit: int, tool: Tool, veil: Veil) -> str:
+    encoded = tool.kept(result, veil) if tool.result is not None else _as_json(result, veil)
     if len(encoded) > limit:
         raise Terminal(
             f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"
@@ -158,6 +269,37 @@ def encode_output(result: Any, limit: int) -> str:
     return encoded.decode()
 
 
+def _as_json(result: Any, veil: Veil) -> bytes:
+    try:
+        # Dataclasses are left to pydantic, which knows what in its own is secret.
+        return orjson.dumps(result, option=orjson.OPT_PASSTHROUGH_DATACLASS)
+    except TypeError:
+        pass
+    try:
+        encoded = to_json(result, context=veil, inf_nan_mode="null")
+        orjson.loads(encoded)  # a number that nobody could read again
+        return encoded
+    except (PydanticSerializationError, ValueError) as error:
+        raise Terminal(f"the output is not JSON: {error}") from None
+
+
+def failure(error: BaseException, context: Context | None = None, *, in_doubt: bool = False) -> Failed:
+    retryable, after = sort(error)
+    return Failed(describe(error, context.scrubber if context else None), retryable, after, context, in_doubt)
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """The other side may have acted, and the answer got lost or was not understood.
+
+    Unless it was refused in so many words, or the tool says Retryable or Terminal, which is its word that nothing was
+    done. Clients have their own time-outs and connection errors; no list of them would be complete.
+    """
+    if isinstance(error, (Retryable, Terminal)):
+        return False
+    status = _status(error)
+    return status is None or status == 408 or not 400 <= status < 500
+
+
 def sort(error: BaseException) -> tuple[bool, float | None]:
     """Whether another try may help, and after how many seconds if the error says so."""
     match error:
@@ -165,13 +307,16 @@ def sort(error: BaseException) -> tuple[bool, float | None]:
             return False, None
         case Retryable():
             return True, _seconds(error.after)
-    response = getattr(error, "response", None)
-    status = next((s for s in _statuses(error, response) if isinstance(s, int)), None)
+    status = _status(error)
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
         return False, None
-    headers = getattr(response, "headers", None) or getattr(error, "headers", None)
+    headers = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None)
     get: Callable[[str], Any] = getattr(headers, "get", lambda _: None)
     return True, _seconds(get("Retry-After") or get("retry-after"))
+
+
+def _status(error: BaseException) -> int | None:
+    return next((s for s in _statuses(error, getattr(error, "response", None)) if isinstance(s, int)), None)
 
 
 def _statuses(error: BaseException, response: Any) -> Iterator[Any]:
@@ -190,11 +335,17 @@ def _seconds(value: Any) -> float | None:
     return min(seconds, _LONGEST_RETRY_SECONDS) if seconds >= 0 else None
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def describe(error: BaseException, scrubber: Scrubber | None = None) -> dict[str, Any]:
     kind = type(error).__name__
-    message = (str(error) or kind)[:2000].replace("\x00", "\ufffd")
+    message = str(error) if scrubber is None else _scrubbed(error, scrubber)
+    message = (message or kind)[:2000].replace("\x00", "\ufffd")
     # Names of files may have bytes that are no text.
     return {"type": kind, "message": message.encode(errors="replace").decode()}
+
+
+def _scrubbed(error: BaseException, scrubber: Scrubber) -> str:
+    """Before it is cut to size: half a secret would not be found. Pydantic shows inputs cut already, so not at all."""
+    return scrubber.scrub(explain(error, show_input=False) if isinstance(error, ValidationError) else str(error))
 
 
 def elapsed_ms(since: float) -> float:

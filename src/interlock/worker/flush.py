@@ -105,7 +105,7 @@ class Flusher:
         while True:
             try:
                 opened = await connection.open()
-                if tries and (answers := await was_written(opened, self._me, writes)) is not None:
+                if tries and (answers := await was_written(self._database, opened, self._me, writes)) is not None:
                     return answers
                 tries += 1
                 return await append(self._database, opened, self._me, writes)

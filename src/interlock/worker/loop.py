@@ -13,21 +13,33 @@ import asyncpg
 
 from interlock.definition.plan import Plan
 from interlock.engine import inbox, leases
+from interlock.engine.keyfiles import Salts
+from interlock.engine.policies import Policies
+from interlock.engine.secrets import Secrets
 from interlock.engine.workflows import Plans
 from interlock.errors import LeaseLost, Problem, Unavailable
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
-from interlock.store.notify import INBOX, READY, Listener
+from interlock.store.notify import INBOX, POLICY, READY, Listener
 from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
 from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
+from interlock.worker.gate import Gate
 
 FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
 _BUSY_RETRY_SECONDS = 0.003
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    """Not `wait_for`: before Python 3.12 it swallows a cancellation that comes together with the event, and a worker
+    that is told to end would go on for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class Worker:
@@ -38,7 +50,10 @@ class Worker:
         self.settings = settings
         self.capacity = capacity or settings.concurrency
         self.plans = Plans(database)
-        self.shop = Workshop(tools, ThreadPoolExecutor(self.capacity, "step"), settings.max_output_bytes)
+        self.policies = Policies(database, tools)
+        self.gate = Gate(database, self.policies)
+        threads = ThreadPoolExecutor(self.capacity, "step")
+        self.shop = Workshop(tools, threads, settings.max_output_bytes, Salts(settings), Secrets(database))
         self.drivers: dict[UUID, Driver] = {}
         self.draining = False
         self.abandoning = False
@@ -57,7 +72,9 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until told to stop; a worker that was declared lost begins again under a new id."""
-        listener = Listener(self.database, {READY: lambda _: self._wake.set(), INBOX: self._on_mail})
+        listener = Listener(
+            self.database, {READY: lambda _: self._wake.set(), INBOX: self._on_mail, POLICY: self.policies.forget}
+        )
         await listener.start()
         try:
             while not stop.is_set():
@@ -163,8 +180,7 @@ class Worker:
                     pause = await self._claim_once(Tx(connection))
                     unsure = False
                     if pause:
-                        with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._wake.wait(), pause)
+                        await _either(self._wake, pause)
             except TRANSIENT as error:
                 log.warning("claim_retry", error=str(error) or type(error).__name__)
                 if connection is not None:
@@ -243,8 +259,7 @@ class Worker:
         interval = min(self.settings.lease_seconds / 3, 10.0)
         last = time.monotonic()
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._suspicious.wait(), interval)
+            await _either(self._suspicious, interval)
             self._suspicious.clear()
             try:
                 await leases.beat(self.database, self.me)

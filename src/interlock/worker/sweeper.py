@@ -6,7 +6,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from interlock.engine import sweeps
+from interlock.engine import audit, evidence, sweeps
+from interlock.engine.evidence import Notary
+from interlock.engine.keyfiles import Signing
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
 from interlock.errors import Unavailable
@@ -14,16 +16,24 @@ from interlock.settings import Settings
 from interlock.store.pool import TRANSIENT, Database
 from interlock.telemetry import log
 
+_SEAL_SECONDS = 1.0
 
-async def sweep_forever(database: Database, settings: Settings) -> None:
+
+async def sweep_forever(database: Database, settings: Settings, signing: Signing) -> None:
     plans = Plans(database)
     await asyncio.gather(
         _timers(database, settings),
         _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
         _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
         _every(60.0, lambda: sweeps.recount_lanes(database)),
-        _every(300.0, lambda: sweeps.tend(database)),
+        _every(300.0, lambda: sweeps.tend(database, signing.key())),
+        _every(_SEAL_SECONDS, lambda: audit.seal_all(database, signing)),
     )
+
+
+async def prove_forever(database: Database, notary: Notary) -> None:
+    """Evidence of the runs that ended: on servers, which also hand it out."""
+    await _every(_SEAL_SECONDS, lambda: evidence.make_all_due(database, notary))
 
 
 async def _timers(database: Database, settings: Settings) -> None:

@@ -47,7 +47,8 @@ WITH me AS MATERIALIZED (
      AND run.lease_worker = (SELECT id FROM me)
      AND run.status = leaving.from_status
      AND run.inbox = 0
-  RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched
+  RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched,
+            run.completed_at, run.workspace_id
 ), staying AS (
   SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
     FROM (SELECT DISTINCT run_id, token FROM written) AS held
@@ -72,6 +73,15 @@ WITH me AS MATERIALIZED (
 ), requeued AS (
   INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
   SELECT tenant_id, id, nextval('ready_turn'), false, false FROM departed WHERE requeue
+), announced AS (
+  -- Here and not in a statement of its own: for tenants that told us nobody to tell, it finds nothing in an empty index.
+  INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
+  SELECT ended.tenant_id, d.id, d.channel, 'run.completed', ended.id, ended.completed_at, ended.completed_at
+    FROM departed AS ended
+    JOIN destination AS d ON d.tenant_id = ended.tenant_id AND d.disabled_at IS NULL
+   WHERE ended.completed_at IS NOT NULL
+     AND 'run.completed' = ANY(d.events)
+     AND (d.workspace_id IS NULL OR d.workspace_id = ended.workspace_id)
 ), freed AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = active OR gone.requeue
     FROM (SELECT tenant_id, count(*)::int AS runs, bool_or(requeue) AS requeue FROM departed GROUP BY tenant_id) AS gone

@@ -1,14 +1,24 @@
 -- Approvals: the question, the votes, the decision.
 
 -- name: open_approvals
-INSERT INTO approval (id, tenant_id, run_id, step, session_id, status, tier, two_person, summary, action, digest,
-                      requested_by, requested_at, expires_at)
-SELECT a.id, a.tenant_id, a.run_id, a.step, NULL, 'requested', a.tier, a.two_person, a.summary, a.action::jsonb,
-       a.digest, a.requested_by, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => a.expires_in)
+-- Reminded half-way to their expiry.
+INSERT INTO approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest, requested_by,
+                      requested_at, expires_at, kind, rule_ids, reason, reason_required, policy_digest, approvers,
+                      escalate_to, escalate_at, receipt_id, remind_at)
+SELECT a.id, a.tenant_id, a.run_id, a.step, 'requested', a.tier, a.two_person, a.summary, a.action::jsonb, a.digest,
+       a.requested_by, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => a.expires_in), a.kind,
+       ARRAY(SELECT jsonb_array_elements_text(a.rule_ids::jsonb)), a.reason, a.reason_required, a.policy_digest,
+       ARRAY(SELECT jsonb_array_elements_text(a.approvers::jsonb)),
+       ARRAY(SELECT jsonb_array_elements_text(a.escalate_to::jsonb)),
+       coalesce($1, now()) + make_interval(secs => a.escalate_after), a.receipt_id,
+       coalesce($1, now()) + make_interval(secs => a.expires_in / 2)
   FROM unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::boolean[], $8::text[], $9::text[],
-              $10::text[], $11::text[], $12::float8[])
-    AS a (id, tenant_id, run_id, step, tier, two_person, summary, action, digest, requested_by, expires_in)
-ON CONFLICT (id) DO NOTHING;
+              $10::text[], $11::text[], $12::float8[], $13::text[], $14::text[], $15::text[], $16::boolean[],
+              $17::text[], $18::text[], $19::text[], $20::float8[], $21::uuid[])
+    AS a (id, tenant_id, run_id, step, tier, two_person, summary, action, digest, requested_by, expires_in, kind,
+          rule_ids, reason, reason_required, policy_digest, approvers, escalate_to, escalate_after, receipt_id)
+ON CONFLICT (id) DO NOTHING
+RETURNING announce('approval.requested', approval, coalesce($1, now()))::text;
 
 -- name: get_approval
 SELECT * FROM approval WHERE tenant_id = $1 AND id = $2;
@@ -27,20 +37,36 @@ SELECT approval.* FROM approval
  ORDER BY approval.id DESC LIMIT $5;
 
 -- name: votes_on
-SELECT approval_id, voter, decision, reason, at FROM vote WHERE approval_id = ANY($1::uuid[]) ORDER BY at, voter;
+SELECT approval_id, digest, voter, decision, reason, at FROM vote WHERE approval_id = ANY($1::uuid[]) ORDER BY at, voter;
 
 -- name: cast_vote
 -- Who said yes may still say no while it is open; what counts is their last word.
-INSERT INTO vote (approval_id, voter, decision, reason, at) VALUES ($2, $3, $4, $5, coalesce($1, now()))
-ON CONFLICT (approval_id, voter) DO UPDATE
+INSERT INTO vote (approval_id, digest, voter, decision, reason, at)
+VALUES ($2, $3, $4, $5, $6, coalesce($1, now()))
+ON CONFLICT (approval_id, digest, voter) DO UPDATE
    SET decision = excluded.decision, reason = excluded.reason, at = excluded.at
-RETURNING voter;
+RETURNING voter, announce(
+  'approval.voted', (SELECT approval FROM approval WHERE approval.id = approval_id), coalesce($1, now())
+)::text AS announced;
+
+-- name: approval_on_receipt
+SELECT * FROM approval WHERE tenant_id = $1 AND receipt_id = $2 AND kind = 'in_doubt' ORDER BY id DESC LIMIT 1;
+
+-- name: edit_action
+-- A new action under the same question; the votes so far were about the old one.
+UPDATE approval
+   SET proposed = coalesce(proposed, action), action = $2::text::jsonb, digest = $3, tier = $4, two_person = $5, rule_ids = $6, reason = $7, policy_digest = $8,
+       summary = $9, edited_by = $10, approvers = $12, reason_required = $13
+ WHERE id = $1
+RETURNING *, announce('approval.edited', approval, coalesce($11, now()))::text AS announced;
 
 -- name: resolve_approval
 -- moves: approval requested -approve|reject|expire|cancel-> *
-UPDATE approval SET status = $3, resolved_at = coalesce($1, now()) WHERE id = $2 RETURNING *;
+UPDATE approval SET status = $3, resolved_at = coalesce($1, now()) WHERE id = $2
+RETURNING *, announce('approval.resolved', approval, coalesce($1, now()))::text AS announced;
 
 -- name: cancel_approvals
 -- moves: approval requested -cancel-> canceled
 UPDATE approval SET status = 'canceled', resolved_at = coalesce($1, now())
- WHERE run_id = ANY($2::uuid[]) AND status = 'requested';
+ WHERE run_id = ANY($2::uuid[]) AND status = 'requested'
+RETURNING announce('approval.resolved', approval, coalesce($1, now()))::text;

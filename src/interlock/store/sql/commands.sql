@@ -20,7 +20,8 @@ UPDATE run
        completed_at = CASE WHEN $4::text IS NOT NULL THEN coalesce($1, now()) END,
        wake_at = $7, seq = $8
  WHERE id = $2
-RETURNING *, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END;
+RETURNING *, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END,
+          CASE WHEN completed_at IS NOT NULL THEN announce_end(run)::text END AS announced;
 
 -- name: append_from_outside
 INSERT INTO entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, attempt, token, actor, data,

@@ -4,25 +4,26 @@
 -- name: wake_due_runs
 -- moves: run waiting_external|waiting_approval -resume-> running
 WITH due AS MATERIALIZED (
-  SELECT id, status FROM run
+  SELECT id, status, wake_at FROM run
    WHERE wake_at <= coalesce($1, now())
-   ORDER BY wake_at
+   ORDER BY wake_at, id
    LIMIT $2
      FOR NO KEY UPDATE SKIP LOCKED
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
-         status = 'running',
-         seq = run.seq + (due.status <> 'running')::int
+         status = CASE WHEN due.status = 'pending' THEN 'pending' ELSE 'running' END,
+         seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
-  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before
+  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before, due.wake_at
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
-    FROM woken WHERE before <> 'running'
+    FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, false FROM woken
+  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), before = 'pending', false
+    FROM (SELECT tenant_id, id, before FROM woken ORDER BY wake_at, id) AS in_order
 ), woke AS MATERIALIZED (
   SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken ORDER BY tenant_id) AS lanes
 )
@@ -108,6 +109,9 @@ DELETE FROM idempotency
  WHERE (tenant_id, key) IN (
    SELECT tenant_id, key FROM idempotency WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
  );
+
+-- name: open_runs_below
+SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL;
 
 -- name: entry_partitions
 SELECT child.relname AS name FROM pg_inherits

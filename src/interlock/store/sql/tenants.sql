@@ -6,21 +6,54 @@ WITH made AS (
   ON CONFLICT (name) DO NOTHING
   RETURNING id
 )
-INSERT INTO lane (tenant_id, max_concurrency, weight) SELECT id, $4, $5 FROM made
+INSERT INTO lane (tenant_id, max_concurrency, weight, max_runs_per_min, max_writes_per_run)
+SELECT id, $4, $5, $6, $7 FROM made
 RETURNING tenant_id;
 
 -- name: tenant_named
-SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight
+SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_runs_per_min, lane.max_writes_per_run
   FROM tenant JOIN lane ON lane.tenant_id = tenant.id WHERE name = $1;
 
 -- name: list_tenants
-SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight
+SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_runs_per_min, lane.max_writes_per_run
   FROM tenant JOIN lane ON lane.tenant_id = tenant.id
  WHERE ($1::uuid IS NULL OR id > $1) ORDER BY id LIMIT $2;
 
+-- name: update_tenant
+-- Each cap with whether it is to be changed at all, since a cap can be taken away. Places in a minute that were given
+-- under a wider cap stay given. A lane that was full may have room now, so the workers are told.
+UPDATE lane
+   SET max_concurrency = CASE WHEN $2 THEN $3::int ELSE max_concurrency END,
+       max_runs_per_min = CASE WHEN $4 THEN $5::int ELSE max_runs_per_min END,
+       rate_used = CASE WHEN $4 THEN least(rate_used, $5::int) ELSE rate_used END,
+       max_writes_per_run = CASE WHEN $6 THEN $7::int ELSE max_writes_per_run END,
+       weight = coalesce($8, weight)
+  FROM tenant
+ WHERE tenant.id = lane.tenant_id AND tenant.name = $1
+RETURNING tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_runs_per_min, lane.max_writes_per_run,
+          pg_notify('interlock_ready', '')::text AS told;
+
+-- name: usage
+-- Each tenant's use against its caps. A place is taken in this minute as soon as one is given in a later one. Counting
+-- the queue ends at 10,000.
+SELECT tenant.id, tenant.name AS tenant, lane.weight, lane.max_concurrency, lane.in_flight, lane.max_runs_per_min,
+       lane.max_writes_per_run,
+       CASE WHEN lane.max_runs_per_min IS NULL OR rate_minute IS NULL OR rate_minute < minute THEN 0
+            WHEN rate_minute = minute THEN lane.rate_used
+            ELSE lane.max_runs_per_min END AS runs_this_minute,
+       (SELECT count(*) FROM run
+         WHERE run.tenant_id = tenant.id AND run.status = 'pending' AND run.wake_at > coalesce($1, now())
+       ) AS runs_waiting,
+       (SELECT count(*) FROM (SELECT FROM ready WHERE ready.tenant_id = tenant.id LIMIT 10000) AS counted) AS ready
+  FROM tenant
+  JOIN lane ON lane.tenant_id = tenant.id
+ CROSS JOIN LATERAL (SELECT date_trunc('minute', coalesce($1, now())) AS minute) AS _
+ WHERE ($2::uuid IS NULL OR tenant.id = $2) AND ($3::uuid IS NULL OR tenant.id > $3)
+ ORDER BY tenant.id LIMIT $4;
+
 -- name: create_key
-INSERT INTO api_key (id, tenant_id, workspace_id, name, role, hash, created_at)
-VALUES ($2, $3, $4, $5, $6, $7, coalesce($1, now()))
+INSERT INTO api_key (id, tenant_id, workspace_id, name, role, hash, groups, created_at)
+VALUES ($2, $3, $4, $5, $6, $7, $8, coalesce($1, now()))
 ON CONFLICT DO NOTHING
 RETURNING *;
 

@@ -1,0 +1,91 @@
+"""/api/audit, and a run's evidence"""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from interlock.api.services import Json, Services, Svc, Who, decode_cursor, encode_cursor
+from interlock.api.views import audit_view
+from interlock.engine import audit, evidence, runs
+from interlock.engine.principal import Principal
+from interlock.errors import Forbidden, Invalid
+from interlock.governance.chain import Checkpoint
+from interlock.governance.roles import Permission
+from interlock.wire import AuditEntry, AuditVerdict, Page, SigningKey, VerifyAudit
+
+router = APIRouter(prefix="/api", tags=["audit"])
+
+
+@router.get("/runs/{run_id}/evidence", response_model=dict[str, Any])
+async def evidence_of(run_id: UUID, found: Svc, who: Who) -> Response:
+    """What happened in a run and who allowed it, signed: a DSSE envelope that can be checked offline."""
+    who.require(Permission.READ)
+    run = await runs.get(found.database, who, run_id)
+    envelope, sha256 = await evidence.of_run(found.database, found.notary, run)
+    headers = {"Content-Disposition": f'attachment; filename="evidence-{run_id}.json"', "ETag": f'"{sha256}"'}
+    return Response(envelope, headers=headers, media_type="application/json")
+
+
+@router.get("/audit", response_model=Page[AuditEntry])
+async def listed(
+    found: Svc, who: Who, after: Annotated[int, Query(ge=0, description="The last position seen.")] = 0,
+    run_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:  # fmt: skip
+    """The chain: every sealed entry of the tenant with its position and link, oldest first."""
+    who.require(Permission.READ)
+    if run_id is not None:
+        await runs.get(found.database, who, run_id)
+    elif who.workspace_id is not None:
+        raise Forbidden("the chain is of all workspaces, and this key is of one; ask for a run of it with run_id")
+    after = _position(cursor) or after
+    rows = await audit.listed(found.database, who.tenant_id, after=after, run_id=run_id, limit=limit + 1)
+    shown, more = rows[:limit], len(rows) > limit
+    following = encode_cursor(shown[-1]["position"]) if more else None
+    return Json({"items": [audit_view(row) for row in shown], "next_cursor": following})
+
+
+@router.get("/audit/verify", response_model=AuditVerdict)
+async def verify(found: Svc, who: Who) -> Response:
+    """Check the whole chain against the journal. `broken_at` is the first place where they differ."""
+    return await _verify(found, who, [])
+
+
+@router.post("/audit/verify", response_model=AuditVerdict)
+async def verify_with(body: VerifyAudit, found: Svc, who: Who) -> Response:
+    """The same, with checkpoints that were kept elsewhere: with them even a chain that was cut back whole is found."""
+    try:
+        anchors = [Checkpoint.from_dict(fields) for fields in body.checkpoints]
+        faults = filter(None, (anchor.fault(found.notary.signing.trusted()) for anchor in anchors))
+    except (TypeError, KeyError, ValueError) as error:
+        raise Invalid(f"one of the checkpoints is none: {error}", code="BAD_CHECKPOINT") from None
+    if fault := next(faults, None):
+        raise Invalid(fault, code="BAD_CHECKPOINT")
+    return await _verify(found, who, [anchor for anchor in anchors if anchor.tenant_id == str(who.tenant_id)])
+
+
+async def _verify(found: Services, who: Principal, anchors: list[Checkpoint]) -> Response:
+    who.require(Permission.READ)
+    async with found.checking:
+        verdict = await audit.verify(found.database, who.tenant_id, found.notary.signing.trusted(), anchors)
+    return Json(verdict.as_dict())
+
+
+@router.get("/audit/keys", response_model=Page[SigningKey])
+async def keys(found: Svc, who: Who) -> Response:
+    """The public keys that checkpoints and evidence are signed with, the current one first."""
+    who.require(Permission.READ)
+    current = found.notary.signing.key()
+    known = [
+        {"key_id": key.key_id, "current": current is not None and key.key_id == current.key_id, "pem": key.to_pem()}
+        for key in found.notary.signing.trusted()
+    ]
+    return Json({"items": sorted(known, key=lambda key: not key["current"]), "next_cursor": None})
+
+
+def _position(cursor: str | None) -> int | None:
+    text = decode_cursor(cursor)
+    if text is not None and not text.isdigit():
+        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
+    return int(text) if text else None

@@ -1,0 +1,115 @@
+"""/api/webhooks"""
+
+import contextlib
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.views import dump
+from interlock.engine import addresses, outbox
+from interlock.engine.idempotency import Answer
+from interlock.errors import Invalid
+from interlock.governance.roles import Permission
+from interlock.ids import uuid7
+from interlock.store.pool import Row, Tx
+from interlock.wire import Delivery, NewWebhook, Page, Webhook
+
+router = APIRouter(prefix="/api/webhooks", tags=["webhooks"])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+@router.post("", status_code=201, response_model=Webhook)
+async def add(body: NewWebhook, request: Request, found: Svc, who: Who) -> Response:
+    """Be told of approvals and ended runs. Messages are signed (Standard Webhooks); the secret is shown this once."""
+    who.require(Permission.ADMINISTER)
+    addresses.check_url(body.url)
+    with contextlib.suppress(addresses.Unresolved):  # the name may come later; it is looked up for each delivery
+        await addresses.resolve(body.url, allow_private=found.settings.webhook_allow_private)
+    webhook_id, secret = uuid7(), outbox.new_secret()
+
+    async def work(tx: Tx) -> Answer:
+        row = await outbox.add_webhook(
+            tx, found.database, who, webhook_id, url=body.url, events=body.events, secret=secret
+        )
+        return Answer(
+            201, dump({**webhook_view(row), "secret": secret}), kept=dump({**webhook_view(row), "secret": None})
+        )
+
+    return await change(found, who, request, work)
+
+
+@router.get("", response_model=Page[Webhook])
+async def list_webhooks(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    who.require(Permission.ADMINISTER)
+    rows = await found.database.fetch(
+        "list_destinations", who.tenant_id, "webhook", who.workspace_id, uuid_cursor(cursor), limit + 1
+    )
+    return Json(page(rows, limit, webhook_view))
+
+
+@router.get("/{webhook_id}", response_model=Webhook)
+async def show(webhook_id: UUID, found: Svc, who: Who) -> Response:
+    who.require(Permission.ADMINISTER)
+    return Json(webhook_view(await outbox.webhook(found.database, who, webhook_id)))
+
+
+@router.delete("/{webhook_id}", response_model=Webhook)
+async def remove(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+    """Nothing is sent to it any more, also nothing that waits."""
+    who.require(Permission.ADMINISTER)
+
+    async def work(tx: Tx) -> Answer:
+        return Answer(200, dump(webhook_view(await outbox.remove_webhook(tx, found.database, who, webhook_id))))
+
+    return await change(found, who, request, work)
+
+
+@router.post("/{webhook_id}/enable", response_model=Webhook)
+async def enable(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+    """Switch one on again that was switched off because it kept failing."""
+    who.require(Permission.ADMINISTER)
+
+    async def work(tx: Tx) -> Answer:
+        return Answer(200, dump(webhook_view(await outbox.enable_webhook(tx, who, webhook_id))))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/{webhook_id}/deliveries", response_model=Page[Delivery])
+async def deliveries(webhook_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    """What was sent to it in the last 30 days, and what waits. Newest first."""
+    who.require(Permission.ADMINISTER)
+    await outbox.webhook(found.database, who, webhook_id)
+    rows = await found.database.fetch("list_messages", webhook_id, _number(cursor), limit + 1)
+    return Json(page([delivery_view(row) for row in rows], limit, _without_number, key="number"))
+
+
+def _number(cursor: str | None) -> int | None:
+    text = decode_cursor(cursor)
+    if text is not None and not (text.isdecimal() and len(text) < 19):
+        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
+    return int(text) if text is not None else None
+
+
+def webhook_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "events", "workspace_id", "created_at", "failing_since", "last_error", "disabled_at")
+    return {"url": row["address"], **{column: row[column] for column in columns}}
+
+
+def delivery_view(row: Row) -> dict[str, Any]:
+    columns = ("event", "subject_id", "attempts", "response_status", "last_error", "created_at", "done_at")
+    done = row["done_at"] is not None
+    return {column: row[column] for column in columns} | {
+        "number": row["id"],
+        "id": outbox.webhook_id(row["message_id"]),
+        "status": "failed" if row["failed"] else "delivered" if done else "pending",
+        "next_try_at": None if done else row["due_at"],
+    }
+
+
+def _without_number(view: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in view.items() if name != "number"}

@@ -1,0 +1,124 @@
+"""`interlock evidence`: what happened in a run and who allowed it, in a file that needs no server to be checked."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+from interlock.cli.text import visible
+
+if TYPE_CHECKING:
+    from interlock.client import Client
+    from interlock.governance.evidence import Opened, Section
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Get a run's signed evidence, and check it offline.",
+    epilog=example(
+        "interlock evidence get 01990000-0000-7000-8000-000000000000 -o run.json",
+        "interlock evidence verify run.json --key interlock-keys.pem",
+    ),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="Evidence as `get` wrote it; - reads what is piped in.")]
+Key = Annotated[
+    Path | None, typer.Option("--key", metavar="PEM", help="The public keys you trust (`interlock audit keys`).")
+]
+_PAUSE_SECONDS = 0.5
+
+
+@app.command(epilog=example("interlock evidence get 01990000-0000-7000-8000-000000000000 -o run.json"))
+def get(
+    ctx: typer.Context,
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here; else to stdout.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a run that has just ended.")] = 10,
+) -> None:
+    """Get the evidence of a run that ended, byte for byte as it was stored."""
+    with connect(ctx) as client, Console(stderr=True).status("waiting for the evidence …"):
+        envelope = _when_made(client, run_id, wait)
+    if output is None:
+        sys.stdout.buffer.write(envelope)
+        sys.stdout.flush()
+    else:
+        output.write_bytes(envelope)
+        show.console().print(f"{visible(str(output))}, {len(envelope):,} bytes")
+
+
+def _when_made(client: "Client", run_id: str, wait: float) -> bytes:
+    from interlock.client import ApiError
+
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return client.evidence(run_id)
+        except ApiError as error:
+            if error.code != "EVIDENCE_NOT_READY" or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
+
+
+@app.command(epilog=example("interlock evidence verify run.json --key interlock-keys.pem"))
+def verify(file: File, key: Key = None, as_json: Json = False) -> None:
+    """Check that no byte was changed since it was signed. Needs no server and no database."""
+    from interlock.governance.evidence import EvidenceInvalid
+
+    try:
+        opened = _open(file, key)
+    except EvidenceInvalid as fault:
+        if not as_json:
+            raise
+        show.print_json({"ok": False, "code": fault.code, "detail": fault.detail})
+        raise typer.Exit(1) from None
+    run_id = opened.statement["predicate"]["run"]["id"]
+    if as_json:
+        about = {"run_id": run_id, "key_id": opened.key.key_id, "trust": opened.trust, "sha256": opened.sha256}
+        show.print_json({"ok": True, **about})
+    else:
+        show.console().print(f"run {visible(run_id)}: {opened}")
+
+
+@app.command("show", epilog=example("interlock evidence show run.json"))
+def show_evidence(file: File, key: Key = None, as_json: Json = False) -> None:
+    """Show what it says, if no byte was changed."""
+    opened = _open(file, key)
+    if as_json:
+        show.print_json(opened.statement)
+    else:
+        show.console().print(_page(opened))
+
+
+def _open(file: str, key: Path | None) -> "Opened":
+    from interlock.governance.evidence import open_envelope
+    from interlock.governance.keys import Keyring
+
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    return open_envelope(data, Keyring.from_pem(key.read_bytes()) if key is not None else None)
+
+
+def _page(opened: "Opened") -> RenderableType:
+    from interlock.governance.evidence import describe
+
+    parts: list[RenderableType] = [str(opened)]
+    for section in describe(opened.statement):
+        parts += ["", section.title, _table(section)]
+    return Group(*parts)
+
+
+def _table(section: "Section") -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    if section.columns:
+        table.add_row("", *section.columns, style="dim")
+    for row in section.rows:
+        table.add_row("", *(visible(value) for value in row))
+    return table

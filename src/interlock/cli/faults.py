@@ -1,0 +1,41 @@
+"""Faults: the mistakes of a file, a line each, whoever found them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from interlock.cli import show
+from interlock.cli.text import one_line
+
+if TYPE_CHECKING:
+    from interlock.client import ApiError
+
+Faults = Sequence[dict[str, Any]]
+
+_INVALID = ("DEFINITION_INVALID", "POLICY_INVALID")
+
+
+def refuse_faults_in(error: "ApiError", name: str, *, as_json: bool = False) -> None:
+    """Print what the server finds wrong with a file and fail; nothing if the error is about something else."""
+    found = error.fields.get("errors") if error.code in _INVALID else None
+    faults = [{**fault, "file": name} for fault in found or () if isinstance(fault, dict)]
+    if faults and as_json:
+        show.print_json({"ok": False, "faults": faults})
+    else:
+        print_faults(faults)
+    fail_on(faults)
+
+
+def print_faults(faults: Faults) -> None:
+    out = show.console()
+    for fault in faults:
+        where = ":".join(str(part) for part in (fault.get("file"), fault.get("line")) if part)
+        out.print(": ".join(one_line(str(part)) for part in (where, fault.get("path"), fault.get("message")) if part))
+
+
+def fail_on(faults: Faults) -> None:
+    if faults:
+        files = len({fault["file"] for fault in faults})
+        count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
+        raise typer.TyperException(f"{count} in {faults[0]['file'] if files == 1 else f'{files} files'}")

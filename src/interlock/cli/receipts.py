@@ -1,0 +1,99 @@
+"""`interlock receipt`: what was done to the outside world, and undoing it."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from interlock.cli import decisions, show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+from interlock.cli.text import parse_json
+
+if TYPE_CHECKING:
+    from interlock.wire import Receipt
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="See what a run did to the outside world, settle what is in doubt, undo.",
+    epilog=example("interlock receipt list 01990000-0000-7000-8000-000000000000"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ReceiptId = Annotated[str, typer.Argument(metavar="RECEIPT", help="The receipt's id.")]
+Reason = Annotated[str | None, typer.Option(help="Why; it is kept.")]
+
+
+@app.command("list", epilog=example("interlock receipt list 01990000-0000-7000-8000-000000000000"))
+def list_receipts(
+    ctx: typer.Context,
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    as_json: Json = False,
+) -> None:
+    """List the effects of a run, and what became of each."""
+    with connect(ctx) as client:
+        page = client.receipts(run_id)
+    show.print_page(page, decisions.RECEIPTS, as_json=as_json)
+
+
+@app.command("show", epilog=example("interlock receipt show 01990000-0000-7000-8000-000000000000"))
+def show_receipt(ctx: typer.Context, receipt_id: ReceiptId, as_json: Json = False) -> None:
+    """Show one effect: what is known of its request and its answer, and whether it can be undone."""
+    with connect(ctx) as client:
+        _print_receipt(client.receipt(receipt_id), as_json=as_json)
+
+
+@app.command(
+    epilog=example(
+        """interlock receipt resolve 01990000-0000-7000-8000-000000000000 --happened --output '{"id": "re_1"}'""",
+        'interlock receipt resolve 01990000-0000-7000-8000-000000000000 --did-not-happen --reason "not in the ledger"',
+    )
+)
+def resolve(
+    ctx: typer.Context,
+    receipt_id: ReceiptId,
+    happened: Annotated[bool, typer.Option("--happened", help="It took place: the run goes on.")] = False,
+    did_not_happen: Annotated[
+        bool, typer.Option("--did-not-happen", help="It did not take place: the run does it again.")
+    ] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="Whatever took place, the run shall fail.")] = False,
+    output: Annotated[
+        str | None, typer.Option(metavar="JSON|@FILE", help="With --happened: what the tool would have returned.")
+    ] = None,
+    reason: Reason = None,
+    as_json: Json = False,
+) -> None:
+    """Say what became of an effect in doubt. Look first: after --did-not-happen it is done again."""
+    outcome = _the_one_outcome(happened=happened, did_not_happen=did_not_happen, fail=fail)
+    if output is not None and not happened:
+        raise typer.BadParameter("only what happened has an output", param_hint="--output")
+    value = parse_json(output, "--output") if output is not None else None
+    with connect(ctx) as client:
+        receipt = client.resolve_receipt(receipt_id, outcome, output=value, reason=reason)
+    _print_receipt(receipt, as_json=as_json)
+
+
+@app.command(
+    epilog=example('interlock receipt reverse 01990000-0000-7000-8000-000000000000 --reason "charged the wrong card"')
+)
+def reverse(ctx: typer.Context, receipt_id: ReceiptId, reason: Reason = None, as_json: Json = False) -> None:
+    """Undo an effect, at most once. A new run does it, which policy may hold like any other."""
+    with connect(ctx) as client:
+        run = client.reverse_receipt(receipt_id, reason=reason)
+    show.print_view(run, lambda: show.run_page(run), as_json=as_json)
+
+
+def _the_one_outcome(
+    *, happened: bool, did_not_happen: bool, fail: bool
+) -> Literal["happened", "did_not_happen", "fail"]:
+    match happened, did_not_happen, fail:
+        case True, False, False:
+            return "happened"
+        case False, True, False:
+            return "did_not_happen"
+        case False, False, True:
+            return "fail"
+    raise typer.BadParameter("give one of the three", param_hint="--happened / --did-not-happen / --fail")
+
+
+def _print_receipt(receipt: "Receipt", *, as_json: bool) -> None:
+    show.print_view(receipt, lambda: decisions.receipt_page(receipt), as_json=as_json)

@@ -1,0 +1,66 @@
+"""`interlock secret`: values that tools get and nobody sees."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Secrets: values that tools get and nobody sees.",
+    epilog=example("interlock secret set stripe_key"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and underscores.")]
+
+
+@app.command(
+    "set",
+    epilog=example(
+        "interlock secret set stripe_key", "pass show stripe | interlock secret set stripe_key --value-stdin"
+    ),
+)
+def set_secret(
+    ctx: typer.Context,
+    name: Name,
+    value_stdin: Annotated[bool, typer.Option("--value-stdin", help="Read the value from what is piped in.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Set a secret, for ${secrets.NAME} in the input of a tool. Asked for without showing it; never shown again."""
+    # Not as an argument: those stand in the shell's history and in the list of processes.
+    value = _piped() if value_stdin else typer.prompt("Value", hide_input=True, err=True)
+    with connect(ctx) as client:
+        secret = client.set_secret(name, value)
+    show.print_view(secret, lambda: f"set {secret.name}, version {secret.version}", as_json=as_json)
+
+
+def _piped() -> str:
+    """Without the line's end that echo and files put behind it."""
+    value = sys.stdin.read()
+    return value.removesuffix("\n").removesuffix("\r") if value.count("\n") == 1 else value
+
+
+@app.command("list", epilog=example("interlock secret list"))
+def list_secrets(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the names of the secrets, with their versions."""
+    with connect(ctx) as client:
+        page = client.secrets(limit=limit, cursor=cursor)
+    show.print_page(page, show.SECRETS, as_json=as_json)
+
+
+@app.command(epilog=example("interlock secret delete stripe_key"))
+def delete(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Forget a secret. Steps that ask for it fail from then on."""
+    with connect(ctx) as client:
+        secret = client.delete_secret(name)
+    show.print_view(secret, lambda: f"deleted {secret.name}", as_json=as_json)

@@ -1,0 +1,43 @@
+"""Standing grants: an answer given in advance, for a tool, some arguments and a time. Never for high or two people."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from interlock.engine.principal import Principal
+from interlock.errors import NotFound
+from interlock.journal import encode
+from interlock.store.pool import Database, Row, Tx
+
+
+async def give(
+    tx: Tx, database: Database, principal: Principal, grant_id: UUID, *,
+    tool: str, arguments: dict[str, Any], tier: str, expires_in: float, reason: str | None,
+) -> Row:  # fmt: skip
+    row = await tx.row(
+        "give_grant", database.clock(), grant_id, principal.tenant_id, tool, encode(arguments), tier, reason,
+        principal.actor, expires_in,
+    )  # fmt: skip
+    assert row is not None
+    return row
+
+
+async def revoke(tx: Tx, database: Database, principal: Principal, grant_id: UUID) -> Row:
+    row = await tx.row("revoke_grant", database.clock(), principal.tenant_id, grant_id, principal.actor)
+    if row is None:
+        raise NotFound(f"no standing grant {grant_id}", code="GRANT_NOT_FOUND")
+    return row
+
+
+async def matching(
+    database: Database, tenant_id: UUID, tool: str, fields: dict[str, Any], tier: str, asker: str, *,
+    approvers: Sequence[str] = (), reason_required: bool = False,
+) -> Row | None:  # fmt: skip
+    """A grant that covers this action, counted as used. Whoever asks cannot have given it to themselves.
+
+    It stands in for an approval, so it must satisfy what the rule asks of one: who may give it, and a reason.
+    """
+    return await database.row(
+        "use_grant", database.clock(), tenant_id, tool, encode(fields), tier, asker, list(approvers), reason_required,
+        patience=float("inf"),
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""Key files: what this machine signs with and hashes with, from its data directory or from the environment.
+
+    signing.key      the private key; whoever can read it seals the chain and makes evidence
+    signing.keys     the public keys it had before, and its own: what was signed with them stays signed
+    redaction.key    the secret behind the hashes in metadata; without it there are no hashes
+    secrets.key      what stored secrets are encrypted with; every process that runs tools needs the same
+
+Files are read anew every time: another process may have rotated the key.
+"""
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from interlock.errors import Conflict
+from interlock.governance.keys import Keyring, SigningKey, VerifyKey, pem_blocks
+from interlock.governance.redact import tenant_salt
+from interlock.settings import Settings
+
+_PEM = "-----BEGIN "
+_SHORTEST_REDACTION_KEY = 16
+
+
+class Signing:
+    """INTERLOCK_SIGNING_KEY is a file, or the key itself; public keys that follow it are those it had before."""
+
+    def __init__(self, settings: Settings) -> None:
+        given = settings.signing_key.get_secret_value().replace("\\n", "\n").strip() if settings.signing_key else ""
+        self._text = given if given.startswith(_PEM) else None
+        self._path = Path(given) if given and self._text is None else settings.data_dir / "signing.key"
+        self._ring_path = settings.data_dir / "signing.keys"
+
+    def key(self) -> SigningKey | None:
+        """None: this process may not sign."""
+        text = self._text or _read(self._path)
+        return SigningKey.from_pem(_private(text)) if text is not None else None
+
+    def make(self) -> SigningKey:
+        """The key, made now if there is none. Of many processes that do this at once one makes it for all."""
+        key = self.key()
+        if key is None:
+            _write_once(self._path, SigningKey.generate().to_pem())
+            key = self.key()
+            assert key is not None
+        self._remember(key.verify_key)
+        return key
+
+    def trusted(self) -> Keyring:
+        texts = filter(None, (self._text or _read(self._path), _read(self._ring_path)))
+        return Keyring.from_pem(*texts)
+
+    def rotate(self) -> SigningKey:
+        """A new key from now on. Running processes take it up by themselves; the old one's signatures stay good."""
+        if self._text is not None:
+            raise Conflict(
+                "the key stands in INTERLOCK_SIGNING_KEY; put a new one there, followed by the public key of the old",
+                code="KEY_NOT_IN_A_FILE",
+            )
+        with self._locked():
+            new = SigningKey.generate()
+            # In this order: at no moment is there a signature that cannot be checked.
+            for key in filter(None, (self.key(), new)):
+                self._add(key.verify_key)
+            with _temporary(self._path, new.to_pem()) as written:
+                os.replace(written, self._path)
+            return new
+
+    def _remember(self, key: VerifyKey) -> None:
+        with contextlib.suppress(PermissionError), self._locked():
+            self._add(key)
+
+    def _add(self, key: VerifyKey) -> None:
+        text = _read(self._ring_path) or ""
+        if text and key.key_id in Keyring.from_pem(text):
+            return
+        with _temporary(self._ring_path, text + key.to_pem()) as written:
+            os.replace(written, self._ring_path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._ring_path.parent.mkdir(parents=True, exist_ok=True)
+        with (self._ring_path.parent / "signing.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class Salts:
+    """Each tenant's salt, from the one secret; None while there is no secret here."""
+
+    def __init__(self, settings: Settings) -> None:
+        given = settings.redaction_key
+        self._path = settings.data_dir / "redaction.key"
+        self._master = given.get_secret_value().encode() if given else None
+        self._salts: dict[UUID, bytes] = {}
+
+    def make(self) -> None:
+        if self._master is None:
+            _write_once(self._path, secrets.token_hex(32))
+
+    def __call__(self, tenant_id: UUID) -> bytes | None:
+        salt = self._salts.get(tenant_id)
+        if salt is None and (master := self._read_master()) is not None:
+            salt = self._salts[tenant_id] = tenant_salt(master, tenant_id)
+        return salt
+
+    def _read_master(self) -> bytes | None:
+        if self._master is None:
+            text = (_read(self._path) or "").strip()
+            self._master = text.encode() if len(text) >= _SHORTEST_REDACTION_KEY else None
+        return self._master
+
+
+class SecretsKey:
+    """INTERLOCK_SECRETS_KEY, or a file: 32 bytes in base64."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._given = settings.secrets_key.get_secret_value() if settings.secrets_key else None
+        self._path = settings.data_dir / "secrets.key"
+
+    def read(self) -> bytes | None:
+        """None: there is no key here."""
+        text = self._given or _read(self._path)
+        return _secrets_key(text) if text is not None else None
+
+    def make(self) -> bytes:
+        if self._given is None:
+            _write_once(self._path, base64.b64encode(secrets.token_bytes(32)).decode())
+        key = self.read()
+        if key is None:
+            raise Conflict(f"{self._path} cannot be read", code="SECRETS_KEY_INVALID")
+        return key
+
+
+def _secrets_key(text: str) -> bytes:
+    with contextlib.suppress(binascii.Error, ValueError):
+        key = base64.b64decode(text.strip(), validate=True)
+        if len(key) == 32:
+            return key
+    # Neither the text nor its length: it is a key, if a broken one.
+    raise Conflict("INTERLOCK_SECRETS_KEY or secrets.key is not 32 bytes in base64", code="SECRETS_KEY_INVALID")
+
+
+def _private(text: str) -> bytes:
+    return next((block for block in pem_blocks(text) if b"PRIVATE KEY" in block), text.encode())
+
+
+def _read(path: Path) -> str | None:
+    """None also for a file that belongs to somebody else: then it is not ours to use."""
+    try:
+        return path.read_text() or None
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+
+
+def _write_once(path: Path, content: str) -> None:
+    """Whoever comes first makes the file, and nobody ever sees half of it."""
+    with _temporary(path, content) as written, contextlib.suppress(FileExistsError):
+        os.link(written, path)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, content: str) -> Iterator[str]:
+    """The content on disk under another name, readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield name
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)

@@ -1,0 +1,80 @@
+"""Reversals: undoing an effect is a governed run of one step, at most once per receipt."""
+
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.plan import Plan
+from interlock.definition.workflow import load
+from interlock.engine import runs, workflows
+from interlock.engine.outside import read_journal
+from interlock.engine.principal import Principal
+from interlock.engine.runs import NewRun
+from interlock.engine.workflows import Plans
+from interlock.errors import Conflict, NotFound
+from interlock.governance.redact import MARK
+from interlock.lifecycle import ReceiptState
+from interlock.store.pool import Database, Row, Tx
+from interlock.tools import registry
+
+
+async def reverse(
+    tx: Tx, database: Database, plans: Plans, principal: Principal, receipt_id: UUID, new_id: UUID, reason: str | None
+) -> tuple[Row, Plan]:
+    receipt = await tx.row("get_receipt", principal.tenant_id, receipt_id)
+    if receipt is None:
+        raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
+    original = await runs.get(tx, principal, receipt["run_id"])
+    if receipt["undo"] is None:
+        raise Conflict(f"{receipt['tool']} names no tool that undoes it", code="NOT_REVERSIBLE")
+    if receipt["status"] != ReceiptState.SUCCEEDED:
+        raise Conflict(f"the receipt is {receipt['status']}; only what happened can be undone", code="NOT_REVERSIBLE")
+    claimed = await tx.value(
+        "reverse_receipt", database.clock(), receipt_id, principal.tenant_id, new_id, reason, principal.actor
+    )
+    if claimed is None:
+        raise Conflict(
+            f"it was undone already, by run {receipt['reversal_run_id']}", code="ALREADY_REVERSED",
+            run_id=str(receipt["reversal_run_id"]),
+        )  # fmt: skip
+    given, secrets = await _input(tx, plans, original, receipt)
+    wanted = {name: f"${{input.{name}}}" for name in given} | secrets
+    steps = [{"id": "undo", "tool": receipt["undo"], "input": wanted}]
+    plan = load({"name": f"undo.{receipt['tool']}".lower(), "steps": steps})
+    row, _ = await workflows.apply(tx, database, principal, plan)
+    trigger = {"source": "reversal", "ref": str(receipt_id)}
+    new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
+    await runs.start_many(tx, database, principal, [new])
+    started = await tx.row("get_run", principal.tenant_id, new_id)
+    assert started is not None
+    return started, plan
+
+
+async def _input(tx: Tx, plans: Plans, original: Row, receipt: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By name: what the effect returned, else what it was called with. And the secrets, as the workflow asks for them.
+
+    What a tool calls secret is not known any more, or must not be written into the new run's input.
+    """
+    undo = registry.find(receipt["undo"])
+    if undo is None:
+        raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
+    journal = await read_journal(tx, plans, original)
+    fold = journal.steps[receipt["step"]]
+    done = registry.find(receipt["tool"])
+    hidden = {*undo.secret, *(done.secret if done else ()), *fold.secrets}
+    called = fold.input(journal.scope) or {}
+    returned = orjson.loads(receipt["output"] or "null")
+    known = {**called, **(returned if isinstance(returned, dict) else {})}
+    known = {name: value for name, value in known.items() if name not in hidden and value != MARK}
+    fields = undo.arguments.model_fields
+    secrets = {name: fold.step.input.value[name] for name in fold.secrets if name in fields}
+    mixed = {str(path[0]) for path, _ in fold.step.input.expressions()} & secrets.keys()
+    missing = [name for name, field in fields.items() if field.is_required() and name not in {**known, **secrets}]
+    missing += sorted(mixed)  # a secret in the midst of other values: there is no telling what it was
+    if missing:
+        raise Conflict(
+            f"{undo.name} needs {', '.join(missing)}, which {receipt['tool']} neither took nor returned",
+            code="NOT_REVERSIBLE",
+        )
+    return {name: known[name] for name in fields if name in known}, secrets

@@ -1,0 +1,227 @@
+"""The judge: a compiled policy that answers about one action at a time. Every doubt is a denial.
+
+Cedar itself says permit or forbid; the third answer comes from the permits that decided, of which the strictest wins.
+Cedar skips a forbid that fails while it is evaluated and says Allow, so an evaluation with any error is a denial here.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from cedarpy import Decision as CedarDecision
+from cedarpy import Entities, is_authorized
+
+from interlock.governance.action import ProposedAction
+from interlock.governance.decision import Answer, Asker, Circumstances, Decision
+from interlock.governance.policy_rules import PASSING_ON, Reading, Rule
+from interlock.governance.policy_schema import Entry
+from interlock.governance.shape import Unfit
+from interlock.lifecycle import Tier
+
+_TIERS = list(Tier)
+_MOST_ASKERS = 1024
+
+
+class Policy:
+    """A compiled policy. `decide` and `evaluate` answer always: what goes wrong inside is a denial that says so."""
+
+    def __init__(self, reading: Reading, *, digest: str | None, refusal: str | None = None) -> None:
+        self.digest = digest
+        self.refusal = refusal
+        self.rules: tuple[Rule, ...] = tuple(reading.rules.values())
+        self.looked_at = reading.looked_at
+        self.entries = reading.vocabulary.entries
+        self._refused = reading.vocabulary.refused
+        self._rules = reading.rules
+        self._policy_set, self._schema = reading.policy_set, reading.schema
+        self._actors: dict[tuple[Any, ...], Entities] = {}
+
+    def decide(self, action: ProposedAction, asker: Asker, when: Circumstances) -> Decision:
+        try:
+            request = {
+                "action": {**action.as_dict(), "risk": str(action.risk), "writes": action.writes},
+                "asker": {"id": asker.id, "role": asker.role, "groups": list(asker.groups), "tenant": asker.tenant},
+                "when": _when(when),
+            }
+        except PASSING_ON:
+            raise
+        except BaseException as error:
+            return self._deny({}, f"the action could not be described: {error}", errors=(_line(error),))
+        entry = self.entries.get(action.tool)
+        if entry is not None and (entry.facts.writes, entry.facts.risk) != (action.writes, action.risk):
+            return self._deny(request, f"{action.tool} has changed since the policy was compiled; compile it again")
+        return self.evaluate(request)
+
+    def evaluate(self, request: dict[str, Any]) -> Decision:
+        """Decides on a request as `Decision.request` keeps it."""
+        try:
+            return self._judge(request)
+        except PASSING_ON:
+            raise
+        except Unfit as unfit:
+            return self._deny(request, f"no policy can judge this: {unfit}", errors=(str(unfit),))
+        except BaseException as error:  # a panic in Cedar is not an Exception
+            return self._deny(request, f"the policy could not be evaluated: {_line(error)}", errors=(_line(error),))
+
+    def _judge(self, request: dict[str, Any]) -> Decision:
+        if self.refusal is not None:
+            return self._deny(request, self.refusal)
+        tool = request["action"]["tool"]
+        entry = self.entries.get(tool)
+        if entry is None:
+            unknown = f"no tool {tool} is known here; install it, or mend its name"
+            return self._deny(request, self._refused.get(tool, unknown))
+        assert self._policy_set is not None and self._schema is not None
+        asker = request["asker"]
+        result = is_authorized(
+            {
+                "principal": {"type": "Actor", "id": asker["id"]},
+                "action": {"type": "Action", "id": tool},
+                "resource": {"type": "Env", "id": request["when"]["workspace"]},
+                "context": orjson.dumps(_context(request, entry)).decode(),
+            },
+            self._policy_set,
+            self._actor(asker),
+            self._schema,
+        )
+        errors = tuple(self._named(error) for error in result.diagnostics.errors)
+        if errors:
+            return self._deny(request, _failed(result.decision, "; ".join(errors)), errors=errors)
+        reasons = frozenset(result.diagnostics.reasons)
+        decided = [rule for key, rule in self._rules.items() if key in reasons]
+        if result.decision is not CedarDecision.Allow:
+            return self._forbidden(request, decided, result.decision)
+        if not decided or len(decided) != len(reasons) or not all(rule.permits for rule in decided):
+            return self._deny(request, "Cedar allowed it by rules that this policy does not have")
+        return self._permitted(request, decided)
+
+    def _forbidden(self, request: dict[str, Any], forbids: list[Rule], decision: CedarDecision) -> Decision:
+        if decision is not CedarDecision.Deny:
+            return self._deny(request, "Cedar came to no decision", errors=("no decision",))
+        if forbids:
+            named = "; ".join(f"{rule.id}: {rule.reason}" if rule.reason else rule.id for rule in forbids)
+            return self._deny(request, f"forbidden by {named}", forbids)
+        asker = request["asker"]
+        why = f"no rule permits {request['action']['tool']} for {asker['role']} {asker['id']} with this input"
+        return self._deny(request, why)
+
+    def _permitted(self, request: dict[str, Any], permits: list[Rule]) -> Decision:
+        asking = [rule for rule in permits if rule.asks]
+        if not asking:
+            return self._answer(Answer.ALLOW, request, permits, _why(permits) or f"permitted by {_ids(permits)}")
+        approvers = _common([rule for rule in asking if rule.approvers])
+        if approvers is None:
+            why = f"nobody could approve it: {_ids(asking)} name different approvers; let them name a common group"
+            return self._deny(request, why, asking)
+        risk = Tier(request["action"]["risk"])
+        return self._answer(
+            Answer.NEEDS_APPROVAL,
+            request,
+            permits,
+            _why(asking) or f"{_ids(asking)} asks for approval",
+            tier=max((rule.tier or risk for rule in asking), key=_TIERS.index),
+            two_person=any(rule.two_person for rule in asking),
+            approvers=approvers,
+            reason_required=any(rule.reason_required for rule in asking),
+            expires_in=_least(rule.expires_in for rule in asking),
+            escalate_to=tuple(dict.fromkeys(group for rule in asking for group in rule.escalate_to)),
+            escalate_after=_least(rule.escalate_after for rule in asking),
+        )
+
+    def _deny(
+        self, request: dict[str, Any], reason: str, rules: Iterable[Rule] = (), errors: tuple[str, ...] = ()
+    ) -> Decision:
+        return self._answer(Answer.DENY, request, rules, reason, errors=errors)
+
+    def _answer(
+        self, answer: Answer, request: dict[str, Any], rules: Iterable[Rule], reason: str, **more: Any
+    ) -> Decision:
+        rule_ids = tuple(rule.id for rule in rules)
+        return Decision(
+            answer=answer, reason=reason, rule_ids=rule_ids, policy_digest=self.digest, request=request, **more
+        )
+
+    def _actor(self, asker: dict[str, Any]) -> Entities:
+        key = (asker["id"], asker["role"], asker["tenant"], *asker["groups"])
+        actor = self._actors.get(key)
+        if actor is None:
+            if len(self._actors) >= _MOST_ASKERS:
+                self._actors.clear()
+            # Only with the schema does the handle know the groups of actions. Without it `action in Action::"shop"`
+            # is false for every tool, and a forbid on a connector would be passed over in silence.
+            actor = self._actors[key] = Entities.from_json_str(_entity(asker), self._schema)
+        return actor
+
+    def _named(self, error: str) -> str:
+        """Cedar counts rules; people name them."""
+        return re.sub(
+            r"`(policy\d+)`", lambda key: f"`{self._rules[key[1]].id}`" if key[1] in self._rules else key[0], error
+        )
+
+
+def _when(when: Circumstances) -> dict[str, Any]:
+    return {
+        "hour": when.hour,
+        "weekday": when.weekday,
+        "workflow": when.workflow,
+        "workspace": when.workspace,
+        "auto_approve": when.auto_approve,
+        "run_id": when.run_id,
+        "step": when.step,
+    }
+
+
+def _context(request: dict[str, Any], entry: Entry) -> dict[str, Any]:
+    action, when = request["action"], request["when"]
+    if not 0 <= when["hour"] <= 23 or not 1 <= when["weekday"] <= 7:
+        raise Unfit(f"hour {when['hour']} is not 0 to 23, or weekday {when['weekday']} not 1 (Monday) to 7")
+    context = {
+        "input": entry.input.fit(action["fields"], "input"),
+        "risk": action["risk"],
+        "hour": when["hour"],
+        "weekday": when["weekday"],
+        "workflow": when["workflow"],
+        "step": when["step"],
+        "auto_approve": when["auto_approve"],
+    }
+    return context if action["target"] is None else {**context, "target": action["target"]}
+
+
+def _entity(asker: dict[str, Any]) -> str:
+    actor = {
+        "uid": {"type": "Actor", "id": asker["id"]},
+        "attrs": {"role": asker["role"], "tenant": asker["tenant"]},
+        "parents": [{"type": "Group", "id": group} for group in asker["groups"]],
+    }
+    return orjson.dumps([actor]).decode()
+
+
+def _failed(decision: CedarDecision, errors: str) -> str:
+    if decision is CedarDecision.NoDecision:
+        return f"the request is not one that this policy can judge: {errors}"
+    return f"a rule failed while it was evaluated, so nothing is allowed until it is mended: {errors}"
+
+
+def _common(rules: list[Rule]) -> tuple[str, ...] | None:
+    """The groups that satisfy every rule that names some; None if they have none in common."""
+    if not rules:
+        return ()
+    shared = set.intersection(*(set(rule.approvers) for rule in rules))
+    return tuple(group for group in rules[0].approvers if group in shared) or None
+
+
+def _least(times: Iterable[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _why(rules: list[Rule]) -> str:
+    return "; ".join(dict.fromkeys(rule.reason for rule in rules if rule.reason))
+
+
+def _ids(rules: list[Rule]) -> str:
+    return ", ".join(rule.id for rule in rules)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

@@ -1,0 +1,163 @@
+"""The dispatcher: takes what is due out of the outbox, sends it, and says what became of it."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Protocol
+from uuid import UUID
+
+from interlock.engine import outbox, tenants
+from interlock.engine.outbox import Delivered, Message, Undelivered
+from interlock.errors import Unavailable
+from interlock.integrations.webhooks import WebhookSender
+from interlock.settings import Settings
+from interlock.store.notify import OUTBOX, Listener
+from interlock.store.pool import TRANSIENT, Database, Tx
+from interlock.telemetry import log
+
+_MOST_BUSY = 100
+
+
+class Sender(Protocol):
+    """`one_by_one`: messages to a destination follow each other, and stop when it has had enough."""
+
+    one_by_one: bool
+
+    async def send(self, message: Message) -> Delivered | Undelivered: ...
+
+    async def close(self) -> None: ...
+
+
+def senders_for(database: Database, settings: Settings) -> dict[str, Sender]:
+    """A process without Slack's token leaves Slack's messages to one that has it."""
+    senders: dict[str, Sender] = {"webhook": WebhookSender(database, settings)}
+    if settings.slack_token is not None:
+        # Here, because it is a second's worth of imports that most servers have no use for.
+        from interlock.integrations.slack import SlackSender
+
+        senders["slack"] = SlackSender(database, settings)
+    return senders
+
+
+class Dispatcher:
+    """Any number may run at once: a claimed message is another's only when its sender has been silent for minutes."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._senders = senders_for(database, settings)
+        self._busy: dict[UUID, asyncio.Task[None]] = {}
+        self.wake = asyncio.Event()
+
+    async def deliver_due(self) -> int:
+        """Everything that is due, to its end. Returns how many messages were tried."""
+        total = 0
+        while taken := await self.take():
+            total += taken
+            await asyncio.gather(*self._busy.values())
+        return total
+
+    async def take(self) -> int:
+        """Claim for destinations that nothing is being sent to; each gets a task of its own."""
+        if len(self._busy) >= _MOST_BUSY:
+            return 0
+        batches: dict[UUID, list[Message]] = defaultdict(list)
+        messages = await outbox.claim(self._database, list(self._senders), busy=self._busy)
+        for message in messages:
+            batches[message.destination_id].append(message)
+        for destination, batch in batches.items():
+            self._busy[destination] = asyncio.create_task(self._serve(destination, batch))
+        return len(messages)
+
+    async def close(self) -> None:
+        tasks = list(self._busy.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for sender in self._senders.values():
+            await sender.close()
+
+    async def _serve(self, destination: UUID, batch: list[Message]) -> None:
+        try:
+            with _logged():
+                if self._senders[batch[0].channel].one_by_one:
+                    await self._one_by_one(batch)
+                else:
+                    await self._side_by_side(batch)
+        finally:
+            del self._busy[destination]
+            self.wake.set()
+
+    async def _one_by_one(self, batch: list[Message]) -> None:
+        for place, message in enumerate(batch, 1):
+            pause = await self._deliver(message)
+            if pause and batch[place:]:
+                await outbox.put_off(self._database, batch[place:], pause)
+                return
+
+    async def _side_by_side(self, batch: list[Message]) -> None:
+        ends = await asyncio.gather(*(self._deliver(message) for message in batch), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def _deliver(self, message: Message) -> float:
+        """Returns how long the destination is better left alone."""
+        try:
+            outcome = await self._senders[message.channel].send(message)
+        except Unavailable:
+            raise  # our own database is away: the message is tried again when its lease is over
+        except Exception as error:
+            log.error("message_failed", event_=message.event, exc_info=error)
+            outcome = Undelivered(f"{type(error).__name__}: {error}")
+        pause = await outbox.settle(self._database, message, outcome)
+        unreachable = isinstance(outcome, Undelivered) and (outcome.after is not None or outcome.status is None)
+        return pause if unreachable else 0.0
+
+
+async def deliver_forever(database: Database, settings: Settings) -> None:
+    async with _listening(database, Dispatcher(database, settings)) as dispatcher:
+        while True:
+            dispatcher.wake.clear()
+            with _logged():
+                while await dispatcher.take():
+                    pass
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(dispatcher.wake.wait(), settings.poll_seconds)
+
+
+@contextlib.asynccontextmanager
+async def _listening(database: Database, dispatcher: Dispatcher) -> AsyncIterator[Dispatcher]:
+    listener = Listener(database, {OUTBOX: lambda _: dispatcher.wake.set()})
+    await listener.start()
+    try:
+        yield dispatcher
+    finally:
+        await listener.stop()
+        await dispatcher.close()
+
+
+async def use_settings(database: Database, settings: Settings) -> None:
+    """INTERLOCK_SLACK_CHANNEL is where the default tenant's approvals go."""
+    if settings.slack_channel is None:
+        return
+
+    async def work(tx: Tx) -> None:
+        tenant = await tx.row("tenant_named", tenants.DEFAULT_TENANT)
+        assert tenant is not None
+        await outbox.use_slack_channel(tx, database, tenant["id"], settings.slack_channel, "system:settings")
+
+    await database.command(work)
+
+
+class _logged(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """A round that fails is logged and tried again; it never ends the process."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        if isinstance(error, (Unavailable, *TRANSIENT)):
+            log.warning("dispatcher_waits", error=str(error))
+        else:
+            log.error("dispatcher_failed", exc_info=error)
+        return True

@@ -1,0 +1,92 @@
+"""Slack: an approval's card is posted once and rewritten whenever it no longer shows what is true."""
+
+from typing import Any
+
+import aiohttp
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+
+from interlock.engine.approvals import votes_on
+from interlock.engine.outbox import Delivered, Message, Undelivered
+from interlock.integrations.cards import Card, card, reminder
+from interlock.integrations.webhooks import retry_after
+from interlock.lifecycle import ApprovalState
+from interlock.settings import Settings
+from interlock.store.pool import Database, Row
+
+_MENTIONS = ("approval.reminded", "approval.escalated")
+# The card was deleted, or is too old for Slack to change it: there is nothing left to rewrite.
+_CARD_IS_GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "is_inactive"})
+
+
+class SlackSender:
+    # One after the other: Slack takes about one message a second, and tells us when it was too many.
+    one_by_one = True
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        assert settings.slack_token is not None
+        self._database = database
+        # The outbox is what tries again; the client must not.
+        self._client = AsyncWebClient(
+            settings.slack_token.get_secret_value(), settings.slack_base_url, timeout=10, retry_handlers=[]
+        )
+
+    async def close(self) -> None:
+        pass  # the client opens a session for each call
+
+    async def send(self, message: Message) -> Delivered | Undelivered:
+        if message.superseded and message.event not in _MENTIONS:
+            return Delivered()
+        try:
+            await self._show(message)
+        except SlackApiError as error:
+            return _undelivered(error, message)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return Undelivered(f"{type(error).__name__}: {error}")
+        return Delivered(200)
+
+    async def _show(self, message: Message) -> None:
+        """Rendered now: whatever the message was about, the card shows how things stand."""
+        approval = await self._database.row("card_of", self._database.clock(), message.subject_id)
+        if approval is None:
+            return
+        is_open = approval["status"] == ApprovalState.REQUESTED
+        shown = card(approval, await votes_on(self._database, [approval]))
+        places = await self._database.fetch("cards_of", approval["id"])
+        if not places and is_open:
+            await self._post(message, approval, shown)
+        for place in places:
+            await self._rewrite(place, shown)
+        if places and is_open and message.event in _MENTIONS:
+            await self._client.chat_postMessage(
+                channel=places[0]["channel"], thread_ts=places[0]["ts"], reply_broadcast=True, text=reminder(approval)
+            )
+
+    async def _post(self, message: Message, approval: Row, shown: Card) -> None:
+        posted = await self._client.chat_postMessage(
+            channel=message.address, text=shown.text, blocks=shown.blocks, unfurl_links=False, unfurl_media=False,
+            metadata={"event_type": "interlock_approval", "event_payload": {"approval_id": str(approval["id"])}},
+        )  # fmt: skip
+        await self._database.fetch("add_card", approval["id"], approval["tenant_id"], posted["channel"], posted["ts"])
+
+    async def _rewrite(self, place: Row, shown: Card) -> None:
+        try:
+            await self._client.chat_update(
+                channel=place["channel"], ts=place["ts"], text=shown.text, blocks=shown.blocks
+            )
+        except SlackApiError as error:
+            if _reason(error) not in _CARD_IS_GONE:
+                raise
+
+
+def _undelivered(error: SlackApiError, message: Message) -> Undelivered:
+    response: Any = error.response
+    status = getattr(response, "status_code", None)
+    headers = getattr(response, "headers", None) or {}
+    after = retry_after(headers.get("Retry-After"), message.now) if status == 429 else None
+    return Undelivered(f"Slack says {_reason(error)}", status, after)
+
+
+def _reason(error: SlackApiError) -> str:
+    data = getattr(error.response, "data", None)
+    return str(data.get("error") or error) if isinstance(data, dict) else str(error)

@@ -1,0 +1,127 @@
+"""Webhooks out: signed messages by Standard Webhooks, to addresses that were checked."""
+
+import asyncio
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx2
+import orjson
+from standardwebhooks import Webhook
+
+from interlock import __version__
+from interlock.engine import addresses
+from interlock.engine.outbox import Delivered, Message, Undelivered, webhook_id
+from interlock.settings import Settings
+from interlock.store.pool import Database, Row
+
+_LONGEST_WAIT = 3600.0
+_RUN_COLUMNS = (
+    "id", "workflow", "workflow_version", "workspace_id", "status", "reason", "created_at", "started_at",
+    "completed_at", "duration_ms",
+)  # fmt: skip
+
+
+class WebhookSender:
+    one_by_one = False
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._allow_private = settings.webhook_allow_private
+        self._timeout = settings.webhook_timeout_seconds
+        # No proxy from the environment: it would connect for us, to an address that nobody checked. No connection is
+        # kept: the next message to the same address may be for another name, whose certificate was not looked at.
+        self._client = httpx2.AsyncClient(
+            trust_env=False, follow_redirects=False, timeout=self._timeout,
+            limits=httpx2.Limits(max_keepalive_connections=0),
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def send(self, message: Message) -> Delivered | Undelivered:
+        body = await self._body(message)
+        try:
+            async with asyncio.timeout(self._timeout):
+                places = await addresses.resolve(message.address, allow_private=self._allow_private)
+                return await self._post(message, body, places)
+        except (addresses.Refused, addresses.Unresolved) as error:
+            return Undelivered(str(error))
+        except TimeoutError:
+            return Undelivered(f"no answer within {self._timeout:g} s")
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            return Undelivered(f"{type(error).__name__}: {error}")
+
+    async def _post(self, message: Message, body: str, places: list[str]) -> Delivered | Undelivered:
+        for place in places[:-1]:
+            try:
+                return await self._post_to(message, body, place)
+            except httpx2.ConnectError:
+                continue
+        return await self._post_to(message, body, places[-1])
+
+    async def _post_to(self, message: Message, body: str, place: str) -> Delivered | Undelivered:
+        """To this address, but in the name of the host: its certificate is what counts."""
+        url = httpx2.URL(message.address)
+        request = self._client.build_request(
+            "POST", url.copy_with(host=place), content=body.encode(),
+            headers={"Host": url.netloc.decode(), **signed_headers(message, body)},
+            extensions={"sni_hostname": url.raw_host.decode()},
+        )  # fmt: skip
+        answer = await self._client.send(request, stream=True)
+        try:
+            return _outcome(answer, self._database.clock() or datetime.now(UTC))
+        finally:
+            await answer.aclose()  # its body is nothing to us, however long it is
+
+    async def _body(self, message: Message) -> str:
+        data = message.payload
+        if data is None:
+            run = await self._database.row("get_run", message.tenant_id, message.subject_id)
+            data = run_data(run) if run is not None else {"run_id": message.subject_id}
+        said = {"type": message.event, "timestamp": message.created_at, "data": data}
+        return orjson.dumps(said, default=str).decode()
+
+
+def run_data(run: Row) -> dict[str, Any]:
+    """Ids, state and times: no inputs, no outputs."""
+    data = {column: run[column] for column in _RUN_COLUMNS}
+    return {"run_id": data.pop("id"), **data}
+
+
+def signed_headers(message: Message, body: str) -> dict[str, str]:
+    """The id stays the same over all tries, so that a receiver can tell a repetition; the time is this try's."""
+    now = datetime.now(UTC)
+    assert message.secret is not None
+    message_id = webhook_id(message.message_id)
+    return {
+        "content-type": "application/json",
+        "user-agent": f"Interlock/{__version__}",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(message.secret).sign(message_id, now, body),
+    }
+
+
+def _outcome(answer: httpx2.Response, now: datetime) -> Delivered | Undelivered:
+    status = answer.status_code
+    if 200 <= status < 300:
+        return Delivered(status)
+    where = f" to {answer.headers['location']}; redirects are not followed" if answer.has_redirect_location else ""
+    after = retry_after(answer.headers.get("retry-after"), now) if status in (429, 503) else None
+    return Undelivered(f"answered {status}{where}", status, after, gone=status == 410)
+
+
+def retry_after(value: str | None, now: datetime) -> float | None:
+    """Seconds, or a date; what is neither is as good as nothing."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = (at.astimezone(UTC) - now).total_seconds()
+    return min(max(seconds, 0.0), _LONGEST_WAIT) if seconds == seconds else None

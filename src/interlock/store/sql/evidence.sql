@@ -1,0 +1,85 @@
+-- Evidence: what a bundle is made of, and where the bundles are.
+
+-- name: evidence_becomes_due
+-- In the sealer's transaction: these runs ended, and all of their entries are in the chain now.
+INSERT INTO evidence_due (run_id, tenant_id, due_at)
+SELECT run_id, tenant_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::uuid[]) AS ended (run_id, tenant_id)
+ON CONFLICT (run_id) DO NOTHING;
+
+-- name: claim_evidence
+-- The oldest $2. A maker that dies leaves them due again after $3 seconds; the later the more often it was tried.
+WITH due AS MATERIALIZED (
+  SELECT run_id FROM evidence_due
+   WHERE due_at <= coalesce($1, now())
+   ORDER BY due_at LIMIT $2
+     FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE evidence_due
+   SET attempts = attempts + 1,
+       due_at = coalesce($1, now()) + make_interval(secs => least($3 * 2 ^ least(attempts, 10), 3600))
+  FROM due
+ WHERE evidence_due.run_id = due.run_id
+RETURNING evidence_due.run_id, evidence_due.tenant_id, evidence_due.attempts;
+
+-- name: is_evidence_due
+SELECT EXISTS (SELECT FROM evidence_due WHERE tenant_id = $1 AND run_id = $2);
+
+-- name: save_evidence
+-- Two makers of the same bundle: the first one's stands, and it is the file that both found.
+WITH made AS (
+  INSERT INTO evidence (run_id, tenant_id, name, sha256, key_id, made_at)
+  SELECT m.run_id, m.tenant_id, m.name, m.sha256, m.key_id, coalesce($1, now())
+    FROM unnest($2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[]) AS m (run_id, tenant_id, name, sha256, key_id)
+  ON CONFLICT (run_id) DO NOTHING
+)
+DELETE FROM evidence_due WHERE run_id = ANY($2::uuid[]);
+
+-- name: get_evidence
+SELECT run_id, name, sha256, key_id, made_at FROM evidence WHERE tenant_id = $1 AND run_id = $2;
+
+-- name: evidence_due_below
+-- Retention asks this before it lets go of the runs below an id: without its entries a run has no bundle.
+SELECT EXISTS (SELECT FROM evidence_due WHERE run_id < $1);
+
+-- ---------------------------------------------------------------- what a bundle is made of, for many runs at once
+
+-- name: runs_by_id
+SELECT * FROM run WHERE id = ANY($1::uuid[]);
+
+-- name: leaves_of_runs
+-- Each run's journal as it is hashed, with each entry's place in the chain (none while it is not sealed).
+SELECT entry.run_id, entry.seq, entry.tenant_id, entry.at, entry.type, entry.step, entry.from_state, entry.event,
+       entry.to_state, entry.attempt, entry.token, entry.actor,
+       encode(sha256(convert_to(entry.data::text, 'UTF8')), 'hex') AS data_sha256,
+       encode(sha256(convert_to(entry.output::text, 'UTF8')), 'hex') AS output_sha256,
+       seal.position,
+       CASE WHEN jsonb_typeof(entry.data -> 'decision') = 'object' THEN entry.data -> 'decision' END AS decision,
+       entry.data -> 'costs' AS costs
+  FROM entry
+  LEFT JOIN seal ON seal.run_id = entry.run_id AND seal.seq = entry.seq
+ WHERE entry.run_id = ANY($1::uuid[])
+ ORDER BY entry.run_id, entry.seq;
+
+-- name: checkpoints_around_runs
+-- For each run the two that enclose its places, from $3 to $4: the last one before, and the first that covers them all.
+SELECT placed.run_id, around.*
+  FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS placed (run_id, chain, first, last)
+ CROSS JOIN LATERAL (
+   (SELECT tenant_id, number, position, head, at, previous, released, key_id, signature
+      FROM checkpoint WHERE tenant_id = placed.chain AND position < placed.first
+     ORDER BY position DESC, number DESC LIMIT 1)
+   UNION ALL
+   (SELECT tenant_id, number, position, head, at, previous, released, key_id, signature
+      FROM checkpoint WHERE tenant_id = placed.chain AND position >= placed.last
+     ORDER BY position, number LIMIT 1)
+ ) AS around
+ ORDER BY placed.run_id, around.number;
+
+-- name: approvals_of_runs
+SELECT approval.* FROM approval WHERE run_id = ANY($1::uuid[]) ORDER BY run_id, id;
+
+-- name: receipts_of_runs
+SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversal_reason, reversal.asked_by AS reversed_by,
+       reversal.asked_at AS reversed_at
+  FROM receipt LEFT JOIN reversal ON reversal.receipt_id = receipt.id
+ WHERE receipt.run_id = ANY($1::uuid[]) ORDER BY receipt.run_id, receipt.id;

@@ -1,0 +1,34 @@
+-- Standing grants: answers given in advance.
+
+-- name: give_grant
+INSERT INTO standing_grant (id, tenant_id, tool, arguments, tier, reason, created_by, created_at, expires_at)
+VALUES ($2, $3, $4, $5::text::jsonb, $6, $7, $8, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $9))
+ON CONFLICT (id) DO UPDATE SET id = excluded.id
+RETURNING *;
+
+-- name: revoke_grant
+UPDATE standing_grant SET revoked_at = coalesce(revoked_at, $1, now()), revoked_by = coalesce(revoked_by, $4)
+ WHERE tenant_id = $2 AND id = $3
+RETURNING *;
+
+-- name: list_grants
+SELECT * FROM standing_grant
+ WHERE tenant_id = $2 AND ($3 OR (revoked_at IS NULL AND expires_at > coalesce($1, now())))
+ ORDER BY id DESC LIMIT $4;
+
+-- name: use_grant
+-- The arguments of a grant are those that must be the same; others are free. A med grant covers low, not the reverse.
+UPDATE standing_grant SET uses = uses + 1
+ WHERE id = (
+   SELECT id FROM standing_grant
+    WHERE tenant_id = $2 AND tool = $3 AND expires_at > coalesce($1, now()) AND revoked_at IS NULL
+      -- Not @>, to which a list of two recipients contains the list of one that was meant.
+      AND NOT EXISTS (SELECT FROM jsonb_each(arguments) AS meant WHERE meant.value IS DISTINCT FROM $4::text::jsonb -> meant.key)
+      AND (tier = 'med' OR $5 = 'low')
+      AND created_by <> $6
+      AND (cardinality($7::text[]) = 0
+           OR EXISTS (SELECT FROM api_key WHERE api_key.id::text = right(created_by, 36) AND api_key.groups && $7))
+      AND (reason IS NOT NULL OR NOT $8::boolean)
+    ORDER BY expires_at DESC LIMIT 1
+ )
+RETURNING id, created_by;

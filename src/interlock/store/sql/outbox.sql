@@ -1,0 +1,218 @@
+-- The outbox: messages to the outside, who they go to, and what became of them.
+
+-- ---------------------------------------------------------------- sending
+
+-- name: claim_messages
+-- At most $3 of each destination, so that a slow or dead one holds up nobody else; $4 are those that this process is
+-- busy with, $5 the channels that it can send to. What is said of one approval reaches Slack in order: a later message
+-- waits for the earlier one. Whoever dies while sending leaves a message that is due again after $6 seconds.
+WITH RECURSIVE waiting AS (
+  (SELECT destination_id FROM outbox WHERE done_at IS NULL ORDER BY destination_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT following.destination_id FROM outbox AS following
+           WHERE following.done_at IS NULL AND following.destination_id > waiting.destination_id
+           ORDER BY following.destination_id LIMIT 1)
+    FROM waiting
+   WHERE waiting.destination_id IS NOT NULL
+), due AS MATERIALIZED (
+  SELECT top.id, d.address, d.secret
+    FROM waiting
+    JOIN destination AS d ON d.id = waiting.destination_id AND d.disabled_at IS NULL
+     AND d.channel = ANY($5::text[]) AND d.id <> ALL($4::uuid[])
+   CROSS JOIN LATERAL (
+     SELECT outbox.id FROM outbox
+      WHERE outbox.destination_id = d.id
+        AND outbox.done_at IS NULL
+        AND outbox.due_at <= coalesce($1, now())
+        AND (outbox.channel <> 'slack' OR NOT EXISTS (
+          SELECT FROM outbox AS earlier
+           WHERE earlier.done_at IS NULL AND earlier.channel = 'slack'
+             AND earlier.subject_id = outbox.subject_id AND earlier.id < outbox.id
+        ))
+      ORDER BY outbox.due_at
+      LIMIT $3
+        FOR NO KEY UPDATE SKIP LOCKED
+   ) AS top
+   LIMIT $2
+)
+UPDATE outbox
+   SET attempts = attempts + 1, due_at = coalesce($1, now()) + make_interval(secs => $6)
+  FROM due
+ WHERE outbox.id = due.id
+RETURNING outbox.*, due.address, due.secret, coalesce($1, now()) AS now, EXISTS (
+  SELECT FROM outbox AS later
+   WHERE later.done_at IS NULL AND later.channel = 'slack'
+     AND later.subject_id = outbox.subject_id AND later.id > outbox.id
+) AS superseded;
+
+-- name: message_delivered
+WITH done AS (
+  UPDATE outbox SET done_at = coalesce($1, now()), response_status = $3, last_error = NULL
+   WHERE id = $2 AND done_at IS NULL
+  RETURNING destination_id
+)
+UPDATE destination SET failing_since = NULL, last_error = NULL
+  FROM done
+ WHERE destination.id = done.destination_id AND destination.failing_since IS NOT NULL;
+
+-- name: message_not_delivered
+-- Tried again after $3 seconds, or given up when that would be more than $6 seconds after it was written.
+WITH tried AS (
+  UPDATE outbox
+     SET due_at = coalesce($1, now()) + make_interval(secs => $3),
+         last_error = $4,
+         response_status = $5,
+         done_at = CASE WHEN given_up THEN coalesce($1, now()) END,
+         failed = given_up
+    FROM (SELECT id AS tried_id,
+                 coalesce($1, now()) + make_interval(secs => $3) > created_at + make_interval(secs => $6) AS given_up
+            FROM outbox WHERE id = $2) AS _
+   WHERE id = tried_id AND done_at IS NULL
+  RETURNING destination_id
+)
+UPDATE destination SET failing_since = coalesce(failing_since, $1, now()), last_error = $4
+  FROM tried
+ WHERE destination.id = tried.destination_id
+RETURNING destination.id, destination.channel, destination.failing_since, coalesce($1, now()) AS now;
+
+-- name: put_off_messages
+-- Not tried: the destination does not want to hear from us yet.
+UPDATE outbox SET due_at = coalesce($1, now()) + make_interval(secs => $3), attempts = attempts - 1
+ WHERE id = ANY($2::bigint[]) AND done_at IS NULL;
+
+-- name: give_up_messages
+-- Those that nobody tries any more: their destination was switched off, or no process has the settings to send them.
+UPDATE outbox SET done_at = coalesce($1, now()), failed = true, last_error = coalesce(last_error, 'never sent')
+ WHERE done_at IS NULL AND created_at < coalesce($1, now()) - make_interval(secs => $2);
+
+-- name: forget_messages
+DELETE FROM outbox
+ WHERE id IN (
+   SELECT id FROM outbox WHERE done_at < coalesce($1, now()) - make_interval(secs => $2) LIMIT $3 FOR UPDATE SKIP LOCKED
+ );
+
+-- ---------------------------------------------------------------- destinations
+
+-- name: add_destination
+INSERT INTO destination (id, tenant_id, workspace_id, channel, address, events, secret, created_at, created_by)
+VALUES ($2, $3, $4, $5, $6, $7, $8, coalesce($1, now()), $9)
+ON CONFLICT (id) DO UPDATE SET id = excluded.id
+RETURNING *;
+
+-- name: list_destinations
+SELECT * FROM destination
+ WHERE tenant_id = $1 AND channel = $2 AND removed_at IS NULL
+   AND ($3::text IS NULL OR workspace_id = $3)
+   AND ($4::uuid IS NULL OR id < $4)
+ ORDER BY id DESC LIMIT $5;
+
+-- name: get_destination
+SELECT * FROM destination
+ WHERE tenant_id = $1 AND id = $2 AND removed_at IS NULL AND ($3::text IS NULL OR workspace_id = $3);
+
+-- name: lock_slack_channel
+SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || 'slack', 7));
+
+-- name: slack_destination
+SELECT * FROM destination WHERE tenant_id = $1 AND channel = 'slack' AND disabled_at IS NULL;
+
+-- name: disable_destination
+-- What waits for it is not sent any more.
+WITH dropped AS (
+  UPDATE outbox SET done_at = coalesce($1, now()), failed = true, last_error = coalesce(last_error, $3)
+   WHERE destination_id = $2 AND done_at IS NULL
+)
+UPDATE destination
+   SET disabled_at = coalesce(disabled_at, $1, now()), last_error = coalesce(last_error, $3),
+       removed_at = CASE WHEN $4 THEN coalesce($1, now()) END
+ WHERE id = $2
+RETURNING *;
+
+-- name: enable_destination
+UPDATE destination SET disabled_at = NULL, failing_since = NULL, last_error = NULL
+ WHERE id = $1 AND removed_at IS NULL
+RETURNING *;
+
+-- name: list_messages
+SELECT id, message_id, event, subject_id, created_at, due_at, attempts, response_status, last_error, done_at, failed
+  FROM outbox
+ WHERE destination_id = $1 AND ($2::bigint IS NULL OR id < $2)
+ ORDER BY id DESC LIMIT $3;
+
+-- ---------------------------------------------------------------- reminders and escalation
+
+-- name: approvals_to_mention
+SELECT tenant_id, id FROM approval
+ WHERE status = 'requested' AND remind_at IS NOT NULL AND remind_at <= coalesce($1, now())
+UNION
+SELECT tenant_id, id FROM approval
+ WHERE status = 'requested' AND escalate_at IS NOT NULL AND escalated_at IS NULL AND escalate_at <= coalesce($1, now())
+ LIMIT $2;
+
+-- name: remind_approval
+-- Once: a reminder that was given has no time any more.
+UPDATE approval SET remind_at = NULL WHERE id = $2
+RETURNING *, announce('approval.reminded', approval, coalesce($1, now()))::text AS announced;
+
+-- name: escalate_approval
+UPDATE approval SET escalated_at = coalesce($1, now()) WHERE id = $2
+RETURNING *, announce('approval.escalated', approval, coalesce($1, now()))::text AS announced;
+
+-- ---------------------------------------------------------------- Slack
+
+-- name: approval_by_id
+-- For a signed button that says which approval, and nothing of the tenant.
+SELECT * FROM approval WHERE id = $1;
+
+-- name: card_of
+SELECT approval.*, run.workflow, coalesce($1, now()) AS now
+  FROM approval JOIN run ON run.id = approval.run_id
+ WHERE approval.id = $2;
+
+-- name: cards_of
+SELECT channel, ts FROM slack_card WHERE approval_id = $1 ORDER BY ts;
+
+-- name: add_card
+INSERT INTO slack_card (approval_id, tenant_id, channel, ts) VALUES ($1, $2, $3, $4)
+ON CONFLICT DO NOTHING;
+
+-- name: refresh_cards
+-- Somebody saw a card that does not show what is true.
+WITH told AS (
+  INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
+  SELECT tenant_id, id, channel, 'approval.shown', $3, coalesce($1, now()), coalesce($1, now())
+    FROM destination
+   WHERE tenant_id = $2 AND channel = 'slack' AND disabled_at IS NULL
+  RETURNING id
+)
+SELECT pg_notify('interlock_outbox', '')::text FROM told;
+
+-- name: map_slack_user
+INSERT INTO slack_user (tenant_id, team_id, user_id, key_id, created_at, created_by)
+SELECT $2, $3, $4, api_key.id, coalesce($1, now()), $6
+  FROM api_key
+ WHERE api_key.id = $5 AND api_key.tenant_id = $2 AND api_key.revoked_at IS NULL
+   AND ($7::text IS NULL OR api_key.workspace_id = $7)
+ON CONFLICT (team_id, user_id, tenant_id) DO UPDATE
+   SET key_id = excluded.key_id, created_at = excluded.created_at, created_by = excluded.created_by
+RETURNING *;
+
+-- name: list_slack_users
+SELECT slack_user.*, api_key.name, api_key.role, api_key.revoked_at
+  FROM slack_user JOIN api_key ON api_key.id = key_id
+ WHERE slack_user.tenant_id = $1 AND ($2::text IS NULL OR api_key.workspace_id = $2)
+ ORDER BY team_id, user_id LIMIT 1000;
+
+-- name: unmap_slack_user
+DELETE FROM slack_user USING api_key
+ WHERE slack_user.tenant_id = $1 AND team_id = $2 AND user_id = $3
+   AND api_key.id = key_id AND ($4::text IS NULL OR api_key.workspace_id = $4)
+RETURNING slack_user.*, api_key.name, api_key.role, api_key.revoked_at;
+
+-- name: keys_of_slack_user
+SELECT api_key.*, tenant.name AS tenant
+  FROM slack_user
+  JOIN api_key ON api_key.id = slack_user.key_id AND api_key.revoked_at IS NULL
+  JOIN tenant ON tenant.id = api_key.tenant_id
+ WHERE team_id = $1 AND user_id = $2
+ ORDER BY tenant.name;

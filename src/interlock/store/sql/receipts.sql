@@ -1,0 +1,76 @@
+-- Receipts: what is known of each effect.
+
+-- name: attempt_effects
+-- moves: receipt failed|attempted -retry-> attempted
+-- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's.
+WITH wanted AS (
+  SELECT * FROM unnest(
+    $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::text[],
+    $11::text[]
+  ) AS w (id, tenant_id, run_id, step, tool, idempotency_key, action_digest, attempt, request_metadata, undo)
+), attempted AS (
+  INSERT INTO receipt (id, tenant_id, run_id, step, tool, idempotency_key, action_digest, status, attempt,
+                       request_metadata, undo, created_at)
+  SELECT id, tenant_id, run_id, step, tool, idempotency_key, action_digest, 'attempted', attempt,
+         request_metadata::jsonb, undo, coalesce($1, now())
+    FROM wanted
+  ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
+     SET id = excluded.id, run_id = excluded.run_id, step = excluded.step, tool = excluded.tool, status = 'attempted',
+         attempt = excluded.attempt, request_metadata = excluded.request_metadata, response_metadata = NULL,
+         undo = excluded.undo, completed_at = NULL
+   WHERE receipt.action_digest = excluded.action_digest
+     AND (receipt.status = 'failed'
+          OR (receipt.status = 'attempted' AND receipt.run_id = excluded.run_id AND receipt.step = excluded.step))
+  RETURNING id
+)
+SELECT wanted.id AS intent_id, wanted.idempotency_key, prior.id, prior.run_id, prior.step, prior.status,
+       prior.action_digest, prior.output
+  FROM wanted
+  LEFT JOIN receipt AS prior
+    ON prior.tenant_id = wanted.tenant_id AND prior.idempotency_key = wanted.idempotency_key
+ WHERE wanted.id NOT IN (SELECT id FROM attempted);
+
+-- name: consume_approvals
+-- An approval is used once. The row that is there already belongs to an earlier attempt at the same effect.
+INSERT INTO consumption (approval_id, receipt_id, at)
+SELECT approval_id, receipt_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::uuid[]) AS c (approval_id, receipt_id)
+ON CONFLICT (approval_id) DO NOTHING;
+
+-- name: seal_receipts
+-- moves: receipt attempted -seal|fail|doubt-> *
+UPDATE receipt
+   SET status = seal.status, output = seal.output::jsonb, response_metadata = seal.response_metadata::jsonb,
+       completed_at = CASE WHEN seal.status <> 'in_doubt' THEN coalesce($1, now()) END
+  FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[]) AS seal (id, status, output, response_metadata)
+ WHERE receipt.id = seal.id AND receipt.status = 'attempted'
+RETURNING receipt.status;
+
+-- name: doubt_receipts
+-- moves: receipt attempted -doubt-> in_doubt
+-- Runs that ended. What they had begun and nobody saw the end of may have happened.
+UPDATE receipt SET status = 'in_doubt' WHERE run_id = ANY($1::uuid[]) AND status = 'attempted'
+RETURNING status;
+
+-- name: resolve_doubt
+-- moves: receipt in_doubt -confirm-> succeeded, receipt in_doubt -fail-> failed
+UPDATE receipt SET status = $3, output = $4::text::jsonb, completed_at = coalesce($1, now())
+ WHERE id = $2 AND status = 'in_doubt'
+RETURNING *;
+
+-- name: receipts_of
+SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversal_reason, reversal.asked_by AS reversed_by,
+       reversal.asked_at AS reversed_at
+  FROM receipt LEFT JOIN reversal ON reversal.receipt_id = receipt.id
+ WHERE receipt.tenant_id = $1 AND receipt.run_id = $2 ORDER BY receipt.id;
+
+-- name: get_receipt
+SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversal_reason, reversal.asked_by AS reversed_by,
+       reversal.asked_at AS reversed_at
+  FROM receipt LEFT JOIN reversal ON reversal.receipt_id = receipt.id
+ WHERE receipt.tenant_id = $1 AND receipt.id = $2;
+
+-- name: reverse_receipt
+INSERT INTO reversal (receipt_id, tenant_id, run_id, reason, asked_by, asked_at)
+VALUES ($2, $3, $4, $5, $6, coalesce($1, now()))
+ON CONFLICT (receipt_id) DO NOTHING
+RETURNING receipt_id;

@@ -1,0 +1,22 @@
+-- Secrets: kept as ciphertext, read by whoever is about to call a tool.
+
+-- name: set_secret
+INSERT INTO secret (tenant_id, name, version, nonce, ciphertext, created_at, created_by)
+VALUES ($2, $3, 1, $4, $5, coalesce($1, now()), $6)
+ON CONFLICT (tenant_id, name) DO UPDATE
+   SET version = secret.version + 1, nonce = excluded.nonce, ciphertext = excluded.ciphertext,
+       created_at = excluded.created_at, created_by = excluded.created_by
+RETURNING name, version, created_at, created_by;
+
+-- name: list_secrets
+SELECT name, version, created_at, created_by FROM secret
+ WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2) ORDER BY name LIMIT $3;
+
+-- name: delete_secret
+DELETE FROM secret WHERE tenant_id = $1 AND name = $2 RETURNING name, version, created_at, created_by;
+
+-- name: sealed_secrets
+-- One row for each that is stored, and one without a name if none is: the tenant's own name is wanted either way.
+SELECT tenant.name AS tenant, secret.name, secret.nonce, secret.ciphertext
+  FROM tenant LEFT JOIN secret ON secret.tenant_id = tenant.id AND secret.name = ANY($2::text[])
+ WHERE tenant.id = $1;

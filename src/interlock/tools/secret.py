@@ -1,0 +1,119 @@
+"""Secret: what a tool takes or returns that nobody else may see, not in a row, a log, an event or a bundle.
+
+    @tool("bank.login")
+    async def login(user: str, password: Annotated[str, Secret]) -> Annotated[dict, Secret]: ...
+
+    class Session(BaseModel):
+        token: Annotated[str, Secret]
+        expires_in: int
+
+A parameter is shown as `[secret] 5f0b91c2a4d8e713`, with a keyed hash by which values can be told apart. A result is
+kept as `[secret]`: later steps see that and not the value, so a tool that needs it has to fetch it by itself. Of a
+result the return type has to say what is secret; what does not fit that type is a secret as a whole.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from interlock.governance.canonical import canonical
+from interlock.governance.redact import MARK
+
+
+class Secret:
+    """Put it into `Annotated` around the type of a parameter, a result, or a field of either."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: Any = handler(source)
+        # Only where a Veil is the context: whoever wrote the tool may write the value down where it has to go.
+        shown = core_schema.wrap_serializer_function_ser_schema(_shown, info_arg=True, schema=schema)
+        veiled: Any = {**schema, "serialization": shown}
+        return veiled  # type: ignore[no-any-return]
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "writeOnly": True}
+
+
+class Veil:
+    """Hides what is secret while a value is written down, and remembers it: it must not come back in other words."""
+
+    def __init__(self, salt: bytes | None = None) -> None:
+        self._salt = salt
+        self.hidden: set[str] = set()
+
+    def hide(self, value: Any) -> Any:
+        if value is None:
+            return None
+        self.hidden |= set(texts(value))
+        if self._salt is None:
+            return MARK
+        return f"{MARK} {hmac.new(self._salt, canonical(value), hashlib.sha256).hexdigest()[:16]}"
+
+
+def _shown(value: Any, write: Callable[[Any], Any], info: Any) -> Any:
+    return info.context.hide(value) if isinstance(info.context, Veil) else write(value)
+
+
+def texts(value: Any) -> Iterator[str]:
+    match value:
+        case None | bool():
+            return
+        case BaseModel():
+            yield from texts(value.model_dump())
+        case Mapping():
+            yield from texts(list(value.values()))
+        case list() | tuple() | Set():
+            for item in value:
+                yield from texts(item)
+        case bytes():
+            yield value.decode(errors="replace")
+        case _ if hasattr(value, "get_secret_value"):
+            yield str(value.get_secret_value())
+        case _:
+            yield str(value)
+
+
+def is_marked(annotation: Any, _seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether a type says Secret anywhere within."""
+    if get_origin(annotation) is Annotated:
+        inner, *said = get_args(annotation)
+        return _says(said) or is_marked(inner, _seen)
+    # What a NewType or an alias stands for.
+    for meaning in ("__supertype__", "__value__"):
+        if hasattr(annotation, meaning):
+            return is_marked(getattr(annotation, meaning), _seen)
+    if arguments := get_args(annotation):
+        return any(is_marked(argument, _seen) for argument in arguments)
+    if not isinstance(annotation, type) or annotation in _seen:
+        return False
+    seen = _seen | {annotation}
+    if issubclass(annotation, BaseModel):
+        return any(_says(f.metadata) or is_marked(f.annotation, seen) for f in annotation.model_fields.values())
+    # A dataclass, a TypedDict of whichever module, or a NamedTuple.
+    if is_dataclass(annotation) or hasattr(annotation, "__total__") or hasattr(annotation, "_fields"):
+        return any(is_marked(hint, seen) for hint in get_type_hints(annotation, include_extras=True).values())
+    return False
+
+
+def _says(said: Iterable[Any]) -> bool:
+    return any(mark is Secret or isinstance(mark, Secret) for mark in said)
+
+
+def as_shown(schema: Any) -> Any:
+    """The JSON schema of what is shown: a text wherever something is hidden."""
+    if isinstance(schema, list):
+        return [as_shown(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("writeOnly") is True:
+        text = {"type": "string"}
+        return {"anyOf": [text, {"type": "null"}]} if {"type": "null"} in schema.get("anyOf", ()) else text
+    return {name: as_shown(member) for name, member in schema.items()}

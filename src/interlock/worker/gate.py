@@ -1,0 +1,97 @@
+"""The gate: every write is judged by its tenant's policy, and refused, held for people, or let through."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from interlock.engine import grants
+from interlock.engine.policies import Policies, asker_of, circumstances
+from interlock.governance.action import ProposedAction
+from interlock.governance.policy import Answer, Decision
+from interlock.governance.quorum import in_advance
+from interlock.journal import StepFold
+from interlock.lifecycle import Tier
+from interlock.store.pool import Database, Row
+from interlock.telemetry import log
+
+# How long people have, by what is at stake, unless the rule says otherwise.
+EXPIRES_IN = {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    decision: Decision
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Allowed by policy, or by people for exactly this action."""
+
+    decision: Decision
+    approval_id: UUID | None = None
+    grant_id: UUID | None = None
+
+
+Verdict = Deny | Hold | Pass
+
+
+class Gate:
+    def __init__(self, database: Database, policies: Policies) -> None:
+        self._database = database
+        self._policies = policies
+
+    async def judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
+        try:
+            return await self._judge(row, fold, action, now)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            log.error("gate_failed", run_id=str(row["id"]), step=fold.step.key, exc_info=error)
+            return Deny(Decision(answer=Answer.DENY, reason=f"the action could not be judged: {why}", errors=(why,)))
+
+    async def _judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
+        # A run waits for a lost database; only what can never be answered is denied.
+        policy = await self._policies.current(row["tenant_id"], patience=float("inf"))
+        decision = policy.decide(action, asker_of(row), circumstances(row, fold.step.key, now))
+        match decision.answer:
+            case Answer.ALLOW:
+                return Pass(decision)
+            case Answer.NEEDS_APPROVAL if (fold.allowed_digest, fold.allowed_policy) == (
+                action.digest,
+                decision.policy_digest,
+            ):
+                # People said yes to exactly this, under exactly this policy. Anything else is a new question.
+                return Pass(decision, UUID(fold.approval_id) if fold.approval_id else None)
+            case Answer.NEEDS_APPROVAL:
+                return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
+            case _:
+                return Deny(decision)
+
+    async def _granted(self, row: Row, action: ProposedAction, decision: Decision) -> Pass | None:
+        """Somebody said yes in advance to exactly this kind of action."""
+        tier = decision.tier or Tier.HIGH
+        if not in_advance(tier, two_person=decision.two_person):
+            return None
+        asker = row["requested_by"]
+        grant = await grants.matching(
+            self._database, row["tenant_id"], action.tool, action.plain_fields, tier, asker,
+            approvers=decision.approvers, reason_required=decision.reason_required,
+        )  # fmt: skip
+        return Pass(decision, grant_id=grant["id"]) if grant else None
+
+
+def _about(decision: Decision, action: ProposedAction) -> dict[str, Any]:
+    tier = decision.tier or Tier.HIGH
+    return {
+        "tier": tier, "two_person": decision.two_person, "expires_in": decision.expires_in or EXPIRES_IN[tier],
+        "summary": f"{action.tool} on {action.target}" if action.target else action.tool, "action": action.as_dict(),
+        "digest": action.digest, "rule_ids": decision.rule_ids, "reason": decision.reason,
+        "reason_required": decision.reason_required, "policy_digest": decision.policy_digest,
+        "approvers": decision.approvers, "escalate_to": decision.escalate_to, "escalate_after": decision.escalate_after,
+    }  # fmt: skip

@@ -1,0 +1,111 @@
+"""A shop to govern: its tools count what they did, its people speak HTTP."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+from tests.rig import Rig
+
+from interlock.api import admin
+from interlock.api import policy as policy_api
+from interlock.engine import reversals
+
+
+@dataclass
+class Person:
+    """Somebody with a key. `post`, `get` answer (status, body)."""
+
+    name: str
+    http: httpx2.AsyncClient
+
+    async def get(self, path: str, **params: Any) -> Any:
+        return (await self.http.get(path, params=params)).json()
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        answer = await self.http.post(path, json=body, **options)
+        return answer.status_code, answer.json()
+
+    async def approve(self, approval_id: str, **body: Any) -> tuple[int, Any]:
+        return await self.post(f"/api/approvals/{approval_id}/approve", body)
+
+    async def reject(self, approval_id: str, **body: Any) -> tuple[int, Any]:
+        return await self.post(f"/api/approvals/{approval_id}/reject", body)
+
+    async def publish(self, policy: str) -> tuple[int, Any]:
+        answer = await self.http.put("/api/policy", content=policy.encode())
+        return answer.status_code, answer.json()
+
+
+@dataclass
+class Shop:
+    """The world that the tools act on."""
+
+    rig: Rig
+    done: list[str] = field(default_factory=list)
+
+    async def person(self, name: str, role: str = "approver", *groups: str) -> Person:
+        made = await self.rig.http().post("/api/keys", json={"name": name, "role": role, "groups": groups})
+        assert made.status_code == 201, made.text
+        return Person(name, self.rig.http(made.json()["key"]))
+
+    @property
+    def admin(self) -> Person:
+        return Person("admin", self.rig.http())
+
+    async def start(self, who: Person, workflow: str, **input: Any) -> UUID:
+        status, body = await who.post("/api/runs", {"workflow": workflow, "input": input})
+        assert status in (200, 201, 202), body
+        return UUID(body["id"])
+
+    async def question(self, run_id: UUID, status: str = "requested") -> Any:
+        """The one approval of the run in that state."""
+        page = await self.admin.get("/api/approvals", run_id=str(run_id), status=status)
+        assert len(page["items"]) == 1, page
+        return page["items"][0]
+
+    async def receipts(self, run_id: UUID) -> list[Any]:
+        items: list[Any] = (await self.admin.get(f"/api/runs/{run_id}/receipts"))["items"]
+        return items
+
+    async def held(self, run_id: UUID) -> Any:
+        """Work until the run waits for people; what they are asked."""
+        run = await self.rig.work_until(run_id, "waiting_approval")
+        assert run["status"] == "waiting_approval", (run["reason"], run["error"])
+        return await self.question(run_id)
+
+    async def ended(self, run_id: UUID) -> dict[str, Any]:
+        run = await self.rig.work_until(run_id)
+        assert run["completed_at"], run
+        return run
+
+
+@pytest.fixture
+def shop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    # The API publishes and reverses against the tools of its process; here these are the rig's.
+    for module in (policy_api, reversals, admin):
+        monkeypatch.setattr(module, "registry", rig.tools, raising=False)
+    return Shop(rig)
+
+
+class Crash(BaseException):
+    """The process is gone, as far as the code that runs into this can tell."""
+
+
+async def lose(rig: Rig, task: "asyncio.Task[None]") -> None:
+    """Kill a worker without giving it a chance to write, and let the others notice."""
+    await kill(task)
+    await notice(rig)
+
+
+async def kill(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() or task.exception() is None or isinstance(task.exception(), (Crash, asyncio.CancelledError))
+
+
+async def notice(rig: Rig) -> None:
+    rig.clock.advance(3600)
+    await rig.sweep()

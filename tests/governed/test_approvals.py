@@ -1,0 +1,365 @@
+"""Approvals over HTTP: who may decide, on what exactly, how often, and until when."""
+
+from typing import Any
+
+import pytest
+from tests.governed.conftest import Shop
+from tests.rig import Rig
+
+from interlock.tools import Context
+
+REFUND = """
+name: refund
+steps:
+  - {id: look, tool: shop.look, input: {charge: "${input.charge}"}}
+  - {id: note, tool: shop.note, input: {charge: "${input.charge}"}}
+  - {id: pay, tool: shop.refund, input: {charge: "${input.charge}", amount: "${input.amount}"}}
+"""
+MAIL = """
+name: mail
+steps:
+  - {id: send, tool: shop.mail, input: {to: "${input.to}", text: "${input.text}"}}
+"""
+MAIL_POLICY = """
+@id("reads") permit (principal, action in Action::"read", resource);
+@id("mail") @decision("needs_approval") @tier("med") {more}
+permit (principal, action == Action::"shop.mail", resource);
+"""
+
+
+@pytest.fixture
+async def stocked(shop: Shop, rig: Rig) -> Shop:
+    """A read, a low write, a med write and a high one."""
+
+    @rig.tool("shop.look")
+    async def look(charge: str) -> str:
+        shop.done.append("look")
+        return "Ada"
+
+    @rig.tool("shop.note", writes=True, risk="low", idempotent=True)
+    async def note(charge: str) -> None:
+        shop.done.append("note")
+
+    @rig.tool("shop.mail", writes=True, risk="med", key="mail:{to}:{fields_hash}", target="{to}")
+    async def mail(to: str, text: str) -> str:
+        shop.done.append(f"mail {to}: {text}")
+        return "sent"
+
+    @rig.tool("shop.refund", writes=True, risk="high", key="refund:{charge}", target="{charge}", show=["amount"])
+    async def refund(ctx: Context, charge: str, amount: int) -> dict[str, int]:
+        shop.done.append(f"refund {charge} {amount}")
+        return {"refunded": amount}
+
+    await rig.apply(REFUND)
+    await rig.apply(MAIL)
+    return shop
+
+
+async def test_a_high_write_waits_for_two_other_people_and_then_runs_once(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    asker, one, two = await shop.person("asker", "admin"), await shop.person("one"), await shop.person("two")
+    robot, looker = await shop.person("robot", "agent"), await shop.person("looker", "viewer")
+    run_id = await shop.start(asker, "refund", charge="ch_1", amount=50)
+    question = await shop.held(run_id)
+    assert shop.done == ["look", "note"]
+    assert [(r["tool"], r["status"]) for r in await shop.receipts(run_id)] == [("shop.note", "succeeded")]
+    assert (question["tier"], question["two_person"], question["kind"]) == ("high", True, "action")
+    assert question["action"]["fields"] == {"charge": "ch_1", "amount": 50}
+    assert question["rationale"]["rule_ids"] == ["high-writes"]
+    id, digest = question["id"], question["action"]["digest"]
+
+    async def refused(vote: Any, status: int, code: str) -> None:
+        got, body = await vote
+        assert (got, body["code"]) == (status, code), body
+
+    await refused(asker.approve(id), 403, "SELF_APPROVAL")
+    await refused(robot.approve(id), 403, "FORBIDDEN")
+    await refused(looker.approve(id), 403, "FORBIDDEN")
+    await refused(one.approve(id, digest="0" * 64), 409, "ACTION_DIGEST_MISMATCH")
+    status, body = await one.approve(id, digest=digest)
+    assert (status, body["status"], [v["by"] for v in body["votes"]]) == (200, "requested", ["one"])
+    await refused(one.approve(id, digest=digest), 409, "ALREADY_VOTED")
+    assert (await rig.run(run_id))["status"] == "waiting_approval"
+    status, body = await two.approve(id, digest=digest)
+    assert (status, body["status"]) == (200, "approved")
+    await refused(one.reject(id), 409, "APPROVAL_DECIDED")
+
+    run = await shop.ended(run_id)
+    assert (run["status"], run["result"]) == ("succeeded", {"refunded": 50})
+    assert shop.done == ["look", "note", "refund ch_1 50"]
+    used = await rig.sql("SELECT approval_id::text, receipt_id::text FROM consumption")
+    receipt = (await shop.receipts(run_id))[1]
+    assert [tuple(row) for row in used] == [(id, receipt["id"])]
+    assert (receipt["status"], receipt["idempotency_key"]) == ("succeeded", "refund:ch_1")
+
+
+async def test_nobody_can_decide_after_the_time_is_over_swept_or_not(stocked: Shop, rig: Rig) -> None:
+    one = await stocked.person("one")
+    run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
+    question = await stocked.held(run_id)
+    rig.clock.advance(8 * 3600 + 1)
+    status, body = await one.approve(question["id"])
+    assert (status, body["code"]) == (409, "APPROVAL_EXPIRED")
+    await rig.sweep()
+    status, body = await one.approve(question["id"])
+    assert (status, body["code"], body["state"]) == (409, "APPROVAL_DECIDED", "expired")
+    run = await rig.run(run_id)
+    assert (run["status"], run["reason"], stocked.done) == ("failed", "approval_expired", [])
+
+
+async def test_an_approval_is_used_once_also_when_its_action_takes_several_tries(shop: Shop, rig: Rig) -> None:
+    from interlock.errors import Retryable
+
+    keys: list[str] = []
+
+    @rig.tool("shop.flaky", writes=True, risk="med")
+    async def flaky(ctx: Context) -> None:
+        keys.append(ctx.idempotency_key)
+        if len(keys) < 3:
+            raise Retryable("busy")
+
+    await rig.apply("name: f\nsteps:\n  - {id: a, tool: shop.flaky, retry: {max_attempts: 3, base_delay: 0s}}")
+    run_id = await shop.start(shop.admin, "f")
+    question = await shop.held(run_id)
+    await (await shop.person("one")).approve(question["id"])
+    run = await shop.ended(run_id)
+    assert run["status"] == "succeeded"
+    assert len(keys) == 3 and len(set(keys)) == 1
+    assert len(await rig.sql("SELECT * FROM consumption")) == 1
+    assert [(r["status"], r["idempotency_key"]) for r in await shop.receipts(run_id)] == [("succeeded", keys[0])]
+
+
+async def test_only_the_groups_that_a_rule_names_decide_and_give_the_reason_it_asks_for(
+    stocked: Shop, rig: Rig
+) -> None:
+    shop = stocked
+    more = '@approvers("finance") @reason_required("true")'
+    assert (await shop.admin.publish(MAIL_POLICY.format(more=more)))[0] == 200
+    outsider, insider = await shop.person("outsider"), await shop.person("insider", "approver", "finance")
+    run_id = await shop.start(shop.admin, "mail", to="ada", text="hi")
+    question = await shop.held(run_id)
+    assert (question["approvers"], question["reason_required"]) == (["finance"], True)
+    for vote in (outsider.approve, outsider.reject):
+        status, body = await vote(question["id"], reason="because")
+        assert (status, body["code"]) == (403, "NOT_AN_APPROVER")
+    status, body = await outsider.approve(question["id"], reason="because", patch={"text": "ha"})
+    assert (status, body["code"]) == (403, "NOT_AN_APPROVER")
+    status, body = await insider.approve(question["id"])
+    assert (status, body["code"]) == (422, "REASON_REQUIRED")
+    status, body = await insider.approve(question["id"], reason="she asked for it")
+    assert (status, body["status"]) == (200, "approved")
+    assert (await shop.ended(run_id))["status"] == "succeeded"
+
+
+async def test_an_edited_action_is_another_action_judged_again_with_no_votes(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    policy = """
+    @id("small") @decision("needs_approval") @tier("med") @two_person("true")
+    permit (principal, action == Action::"shop.refund", resource) when { context.input.amount <= 100 };
+    @id("large") @decision("needs_approval") @tier("high") @two_person("true")
+    @approvers("finance") @reason_required("true")
+    permit (principal, action == Action::"shop.refund", resource) when { context.input.amount > 100 };
+    @id("never") forbid (principal, action == Action::"shop.refund", resource) when { context.input.amount > 1000 };
+    @id("rest") permit (principal, action, resource) unless { action == Action::"shop.refund" };
+    """
+    assert (await shop.admin.publish(policy))[0] == 200
+    people = [await shop.person(name, "approver", "finance") for name in ("one", "two", "three")]
+    outsider = await shop.person("outsider")
+    run_id = await shop.start(shop.admin, "refund", charge="ch_1", amount=50)
+    question = await shop.held(run_id)
+    assert (await outsider.approve(question["id"]))[1]["votes"]
+
+    status, body = await people[0].approve(question["id"], patch={"amount": 5000})
+    assert (status, body["code"]) == (403, "POLICY_DENIED")
+    status, body = await people[0].approve(question["id"], patch={"amount": "much"})
+    assert (status, body["code"]) == (422, "ACTION_INVALID")
+    status, body = await people[0].approve(question["id"], patch={"colour": "red"})
+    assert (status, body["code"]) == (422, "ACTION_INVALID")
+    unchanged = await shop.question(run_id)
+    assert (unchanged["action"], len(unchanged["votes"])) == (question["action"], 1)
+
+    status, edited = await people[0].approve(question["id"], patch={"amount": 500})
+    assert (status, edited["status"], edited["votes"]) == (200, "requested", [])
+    assert edited["action"]["fields"] == {"charge": "ch_1", "amount": 500}
+    assert edited["action"]["digest"] != question["action"]["digest"]
+    assert (edited["tier"], edited["rationale"]["rule_ids"]) == ("high", ["large"])
+    assert (edited["approvers"], edited["reason_required"]) == (["finance"], True), "the new rule's own demands hold"
+
+    status, body = await people[1].approve(question["id"], digest=question["action"]["digest"], reason="ok")
+    assert (status, body["code"]) == (409, "ACTION_DIGEST_MISMATCH")
+    status, body = await people[0].approve(question["id"], reason="ok")
+    assert (status, body["code"]) == (403, "SELF_APPROVAL"), "who changed it is who asks for it now"
+    assert (await outsider.approve(question["id"], reason="ok"))[1]["code"] == "NOT_AN_APPROVER"
+    for person in people[1:]:
+        status, body = await person.approve(question["id"], digest=edited["action"]["digest"], reason="ok")
+        assert status == 200, body
+    run = await shop.ended(run_id)
+    assert (run["status"], run["result"]) == ("succeeded", {"refunded": 500})
+    assert shop.done[-1] == "refund ch_1 500"
+
+
+async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    one, two = await shop.person("one"), await shop.person("two")
+    run_id = await shop.start(shop.admin, "mail", to="ada", text="hi")
+    question = await shop.held(run_id)
+    assert (await one.approve(question["id"]))[0] == 200
+    assert (await shop.admin.publish(MAIL_POLICY.format(more='@two_person("true")')))[0] == 200
+    again = await shop.held(run_id)
+    assert again["id"] != question["id"] and again["two_person"] and shop.done == []
+    assert again["action"]["digest"] == question["action"]["digest"]
+    for person in (one, two):
+        assert (await person.approve(again["id"]))[0] == 200
+    assert (await shop.ended(run_id))["status"] == "succeeded"
+    assert shop.done == ["mail ada: hi"]
+    assert len(await rig.sql("SELECT * FROM consumption")) == 1
+
+
+async def test_a_policy_that_denies_after_the_approval_has_the_last_word(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    run_id = await shop.start(shop.admin, "mail", to="ada", text="hi")
+    question = await shop.held(run_id)
+    assert (await (await shop.person("one")).approve(question["id"]))[0] == 200
+    forbid = '@id("stop") @reason("no mail today") forbid (principal, action == Action::"shop.mail", resource);'
+    assert (await shop.admin.publish(MAIL_POLICY.format(more="") + forbid))[0] == 200
+    run = await shop.ended(run_id)
+    assert (run["status"], run["reason"], shop.done) == ("failed", "policy_denied", [])
+    assert "no mail today" in run["error"]["message"]
+
+
+async def test_many_are_decided_at_once_and_each_answers_for_itself(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    one = await shop.person("one", "admin")
+    theirs = [await shop.start(shop.admin, "mail", to=name, text="hi") for name in ("ada", "bob")]
+    own = await shop.start(one, "mail", to="cy", text="hi")
+    ids = [(await shop.held(run_id))["id"] for run_id in (*theirs, own)]
+    unknown = "01990000-0000-7000-8000-000000000000"
+    await one.reject(ids[1])
+    body = {"ids": [*ids, unknown], "decision": "approve"}
+    status, answer = await one.post("/api/approvals/decide", body)
+    assert status == 200
+    said = {item["id"]: item.get("status") or item["problem"]["code"] for item in answer["items"]}
+    assert said == {
+        ids[0]: "approved",
+        ids[1]: "APPROVAL_DECIDED",
+        ids[2]: "SELF_APPROVAL",
+        unknown: "APPROVAL_NOT_FOUND",
+    }
+    assert (await shop.ended(theirs[0]))["status"] == "succeeded"
+    assert shop.done == ["mail ada: hi"]
+    status, answer = await (await shop.person("bot", "agent")).post("/api/approvals/decide", body)
+    assert (status, answer["code"]) == (403, "FORBIDDEN")
+
+
+@pytest.mark.parametrize(
+    ("on_reject", "status", "reason", "result"),
+    [
+        ("fail", "failed", "rejected", None),
+        ("complete", "succeeded", "rejected", None),
+        ("continue", "succeeded", "completed", "Ada"),
+    ],
+)
+async def test_what_a_rejection_does_is_for_the_workflow_to_say(
+    on_reject: str, status: str, reason: str, result: Any, stocked: Shop, rig: Rig
+) -> None:
+    await rig.apply(f"""
+name: careful
+on_reject: {on_reject}
+steps:
+  - {{id: send, tool: shop.mail, input: {{to: ada, text: hi}}}}
+  - {{id: look, tool: shop.look, input: {{charge: x}}}}
+""")
+    run_id = await stocked.start(stocked.admin, "careful")
+    question = await stocked.held(run_id)
+    await (await stocked.person("one")).reject(question["id"], reason="not today")
+    run = await stocked.ended(run_id)
+    assert (run["status"], run["reason"], run["result"]) == (status, reason, result)
+    assert stocked.done == (["look"] if on_reject == "continue" else [])
+    assert run["step"]["send"]["last_error"]["message"] == "not today"
+
+
+# ---------------------------------------------------------------- standing grants
+
+
+async def _held_or_done(shop: Shop, **input: Any) -> str:
+    run_id = await shop.start(shop.admin, "mail", **input)
+    run = await shop.rig.work_until(run_id, "waiting_approval")
+    await shop.rig.cancel(run_id) if run["status"] == "waiting_approval" else None
+    status: str = run["status"]
+    return status
+
+
+async def test_a_standing_grant_answers_for_its_arguments_until_it_ends(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    one = await shop.person("one")
+    body = {"tool": "shop.mail", "arguments": {"to": "ada"}, "tier": "med", "expires_in": 3600}
+    status, grant = await one.post("/api/grants", body)
+    assert (status, grant["uses"]) == (201, 0)
+    assert await _held_or_done(shop, to="ada", text="hi") == "succeeded"
+    assert await _held_or_done(shop, to="ada", text="again") == "succeeded"
+    assert await _held_or_done(shop, to="bob", text="hi") == "waiting_approval"
+    assert [g["uses"] for g in (await one.get("/api/grants"))["items"]] == [2]
+    rig.clock.advance(3601)
+    assert await _held_or_done(shop, to="ada", text="late") == "waiting_approval"
+    assert (await one.get("/api/grants"))["items"] == []
+    assert [g["uses"] for g in (await one.get("/api/grants", all=True))["items"]] == [2]
+
+
+async def test_a_revoked_grant_answers_nothing(stocked: Shop) -> None:
+    one = await stocked.person("one")
+    _, grant = await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    answer = await one.http.delete(f"/api/grants/{grant['id']}")
+    assert answer.json()["revoked_at"] is not None
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+
+
+async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked: Shop) -> None:
+    grant = {"tool": "shop.mail", "tier": "med"}
+    assert (await stocked.admin.post("/api/grants", grant))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+    status, body = await (await stocked.person("bot", "agent")).post("/api/grants", grant)
+    assert (status, body["code"]) == (403, "FORBIDDEN")
+
+
+async def test_a_grant_covers_no_higher_tier_than_its_own_and_none_can_be_high(stocked: Shop, rig: Rig) -> None:
+    one = await stocked.person("one")
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "low"}))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+    assert (await one.post("/api/grants", {"tool": "shop.refund", "tier": "high"}))[0] == 422
+    assert (await one.post("/api/grants", {"tool": "shop.refund", "tier": "med"}))[0] == 201
+    run_id = await stocked.start(stocked.admin, "refund", charge="ch", amount=1)
+    assert (await stocked.held(run_id))["tier"] == "high"
+    assert (await stocked.admin.publish(MAIL_POLICY.format(more='@two_person("true")')))[0] == 200
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval", "two people are two people"
+
+
+async def test_a_grant_for_one_recipient_is_not_a_grant_for_a_list_that_contains_it(shop: Shop, rig: Rig) -> None:
+    @rig.tool("shop.cc", writes=True, risk="med")
+    async def cc(to: list[str], options: dict[str, bool]) -> None:
+        shop.done.append(str(to))
+
+    await rig.apply("""
+name: mail
+steps:
+  - {id: send, tool: shop.cc, input: {to: "${input.to}", options: "${input.options}"}}
+""")
+    one = await shop.person("one")
+    arguments = {"to": ["ada"], "options": {"draft": True}}
+    assert (await one.post("/api/grants", {"tool": "shop.cc", "tier": "med", "arguments": arguments}))[0] == 201
+    assert await _held_or_done(shop, to=["ada", "everyone"], options={"draft": True}) == "waiting_approval"
+    assert await _held_or_done(shop, to=["ada"], options={"draft": True, "force": True}) == "waiting_approval"
+    assert await _held_or_done(shop, to=["ada"], options={"draft": True}) == "succeeded"
+
+
+async def test_a_grant_satisfies_what_the_rule_asks_of_an_approval(stocked: Shop, rig: Rig) -> None:
+    more = '@approvers("finance") @reason_required("true")'
+    assert (await stocked.admin.publish(MAIL_POLICY.format(more=more)))[0] == 200
+    outsider, insider = await stocked.person("outsider"), await stocked.person("insider", "approver", "finance")
+    grant = {"tool": "shop.mail", "tier": "med"}
+    assert (await outsider.post("/api/grants", grant | {"reason": "trust me"}))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+    assert (await insider.post("/api/grants", grant))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+    assert (await insider.post("/api/grants", grant | {"reason": "month end"}))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "succeeded"

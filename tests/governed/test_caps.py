@@ -1,0 +1,140 @@
+"""Caps: runs per minute, writes per run, and what shows how much of them is used."""
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.rig import Clock, Rig
+
+from interlock.definition.workflow import parse
+from interlock.engine import runs, sweeps, tenants
+from interlock.engine.principal import Principal
+from interlock.errors import DefinitionInvalid
+
+QUICK = "{name: quick, steps: [{id: a, tool: t.quick}]}"
+MINUTE = datetime(2031, 5, 1, 12, 0, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+async def acme(rig: Rig, clock: Clock) -> Principal:
+    """A tenant with sixty runs a minute, half a minute into one."""
+
+    @rig.tool("t.quick")
+    async def quick() -> None: ...
+
+    who = await rig.tenant("acme", max_runs_per_min=60)
+    await rig.apply(QUICK, who)
+    clock.fixed = MINUTE
+    return who
+
+
+async def begun(rig: Rig) -> list[datetime | None]:
+    """When each run began, in the order in which they were asked for."""
+    return [row["started_at"] for row in await rig.sql("SELECT started_at FROM run ORDER BY id")]
+
+
+async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
+    rig: Rig, acme: Principal, clock: Clock
+) -> None:
+    news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(1000)]
+    for at in range(0, 1000, 125):
+        await runs.start_many(rig.database, rig.database, acme, news[at : at + 125])
+    for minute in range(17):
+        if minute:
+            clock.advance(30 if minute == 1 else 60)
+            await sweeps.wake_due(rig.database)
+        expected = min(60 * (minute + 1), 1000)
+        async with rig.worker(capacity=100):
+            await rig.until(news[expected - 1].id, seconds=60)
+        seen = await begun(rig)
+        assert all(at is not None for at in seen[:expected]), minute
+        assert all(at is None for at in seen[expected:]), minute
+        assert seen[60 * minute : expected] == [clock.fixed] * (expected - 60 * minute)
+    done = await rig.sql("SELECT status, count(*) FROM run GROUP BY status")
+    assert [tuple(row) for row in done] == [("succeeded", 1000)]
+
+
+async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: Principal, clock: Clock) -> None:
+    news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(200)]
+    await runs.start_many(rig.database, rig.database, acme, news)
+    clock.advance(600)
+    await sweeps.wake_due(rig.database)
+    queued = await rig.sql("SELECT run_id FROM ready WHERE turn < 0 ORDER BY turn")
+    assert [row["run_id"] for row in queued] == [new.id for new in news[60:]]
+
+
+async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
+    rig: Rig, acme: Principal, clock: Clock
+) -> None:
+    http = rig.http(await rig.key("op", "operator", tenant_id=acme.tenant_id))
+    news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(59)]
+    await runs.start_many(rig.database, rig.database, acme, news)
+    body = {"workflow": "quick"}
+    assert (await http.post("/api/runs?over_cap=refuse", json=body)).status_code == 201
+    for _ in range(2):
+        refused = await http.post("/api/runs?over_cap=refuse", json=body, headers={"Idempotency-Key": "k"})
+        assert (refused.status_code, refused.json()["code"]) == (429, "RATE_LIMITED")
+        assert refused.headers["retry-after"] == "30"
+    (usage,) = (await http.get("/api/usage")).json()["items"]
+    assert (usage["runs_this_minute"], usage["runs_waiting"]) == (60, 0)
+    assert (await http.post("/api/runs", json=body)).status_code == 201
+    clock.advance(30)
+    # The same key again: it was refused, not answered.
+    again = await http.post("/api/runs?over_cap=refuse", json=body, headers={"Idempotency-Key": "k"})
+    assert again.status_code == 201, again.text
+
+
+async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, acme: Principal) -> None:
+    news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(150)]
+    await runs.start_many(rig.database, rig.database, acme, news)
+    own = rig.http(await rig.key("v", "viewer", tenant_id=acme.tenant_id))
+    (usage,) = (await own.get("/api/usage")).json()["items"]
+    assert usage == {
+        "tenant_id": str(acme.tenant_id), "tenant": "acme", "weight": 1.0, "max_concurrency": None, "in_flight": 0,
+        "max_runs_per_min": 60, "runs_this_minute": 60, "runs_waiting": 90, "max_writes_per_run": None, "ready": 60,
+    }  # fmt: skip
+    first = (await rig.http().get("/api/usage?limit=1")).json()
+    rest = (await rig.http().get(f"/api/usage?cursor={first['next_cursor']}")).json()
+    assert [u["tenant"] for u in first["items"] + rest["items"]] == ["default", "acme"]
+    viewer = rig.http(await rig.key("v", "viewer"))
+    assert [u["tenant"] for u in (await viewer.get("/api/usage")).json()["items"]] == ["default"]
+
+
+async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Principal, clock: Clock) -> None:
+    news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(60)]
+    await runs.start_many(rig.database, rig.database, acme, news)
+    changed = await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": 10, "weight": 2})
+    assert (changed.status_code, changed.json()["max_runs_per_min"], changed.json()["weight"]) == (200, 10, 2.0)
+    # The next run goes to the next minute, not as many minutes on as the old places would fill of the new size.
+    new = await runs.prepare(rig.plans, acme, "quick")
+    await runs.start_many(rig.database, rig.database, acme, [new])
+    (row,) = await rig.sql("SELECT wake_at FROM run WHERE id = $1", new.id)
+    assert (row["wake_at"] - MINUTE).total_seconds() == 30
+    await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": None, "max_concurrency": 3})
+    (usage,) = await tenants.usage(rig.database, acme.tenant_id)
+    assert (usage["max_runs_per_min"], usage["max_concurrency"], usage["weight"]) == (None, 3, 2.0)
+    own = rig.http(await rig.key("a", "admin", tenant_id=acme.tenant_id))
+    assert (await own.patch("/api/tenants/acme", json={"weight": 9})).status_code == 403
+    assert (await rig.http().patch("/api/tenants/nobody", json={"weight": 9})).status_code == 404
+    assert (await rig.http().patch("/api/tenants/acme", json={"max_concurrency": 0})).status_code == 422
+
+
+@pytest.mark.parametrize(("tenant", "workflow", "whose"), [(2, 3, "tenant"), (3, 2, "workflow"), (None, 2, "workflow")])
+async def test_the_stricter_cap_on_writes_counts(rig: Rig, tenant: int | None, workflow: int, whose: str) -> None:
+    done: list[int] = []
+
+    @rig.tool("t.write", writes=True, idempotent=True)
+    async def write(n: int) -> None:
+        done.append(n)
+
+    who = await rig.tenant("acme", max_writes_per_run=tenant)
+    steps = ", ".join(f"{{id: s{n}, tool: t.write, input: {{n: {n}}}}}" for n in range(5))
+    await rig.apply(f"{{name: writes, caps: {{max_writes_per_run: {workflow}}}, steps: [{steps}]}}", who)
+    run = await rig.work_until(await rig.start("writes", who=who))
+    assert (run["status"], run["reason"], done) == ("failed", "cap_exceeded", [0, 1])
+    assert run["error"]["message"] == f"the run made 2 writes, as many as its {whose} allows"
+
+
+@pytest.mark.parametrize("caps", ["{max_writes_per_run: 0}", "{max_concurrency: 2}", "{max_writes_per_run: many}", "7"])
+def test_a_cap_that_cannot_be_is_a_fault(caps: str) -> None:
+    with pytest.raises(DefinitionInvalid, match="caps"):
+        parse(f"{{name: w, caps: {caps}, steps: [{{id: a, tool: t.t}}]}}")

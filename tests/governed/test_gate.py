@@ -1,0 +1,50 @@
+"""The gate: reads pass, low writes leave a receipt, the rest waits for people."""
+
+from tests.rig import Rig
+
+from interlock.tools import Context
+
+FLOW = """
+name: refund
+steps:
+  - {id: look, tool: shop.look, input: {charge: "${input.charge}"}}
+  - {id: note, tool: shop.note, input: {charge: "${input.charge}"}}
+  - {id: pay, tool: shop.refund, input: {charge: "${input.charge}", amount: "${input.amount}"}}
+"""
+
+
+async def test_reads_pass_low_writes_leave_receipts_and_high_writes_wait(rig: Rig) -> None:
+    done: list[str] = []
+
+    @rig.tool("shop.look")
+    async def look(charge: str) -> dict[str, str]:
+        return {"name": "Ada"}
+
+    @rig.tool("shop.note", writes=True, risk="low", idempotent=True)
+    async def note(charge: str) -> None:
+        done.append("note")
+
+    @rig.tool("shop.refund", writes=True, risk="high", key="shop:refund:{charge}:{amount}", target="{charge}")
+    async def refund(ctx: Context, charge: str, amount: int) -> dict[str, int]:
+        done.append(ctx.idempotency_key)
+        return {"refunded": amount}
+
+    await rig.apply(FLOW)
+    run_id = await rig.start("refund", {"charge": "ch_1", "amount": 50})
+    run = await rig.work_until(run_id, "waiting_approval")
+    print(await rig.journal(run_id))
+    assert run["status"] == "waiting_approval", run
+    assert done == ["note"]
+    receipts = await rig.sql("SELECT status, tool FROM receipt")
+    assert [tuple(r) for r in receipts] == [("succeeded", "shop.note")]
+
+    one, two = await rig.person("one", "approver"), await rig.person("two", "approver")
+    await rig.decide(run_id, approves=True, who=one)
+    await rig.decide(run_id, approves=True, who=two)
+    run = await rig.work_until(run_id)
+    print(await rig.journal(run_id))
+    assert (run["status"], run["result"]) == ("succeeded", {"refunded": 50}), run
+    assert done == ["note", "shop:refund:ch_1:50"]
+    receipts = await rig.sql("SELECT status, tool, idempotency_key FROM receipt ORDER BY id")
+    assert [tuple(r) for r in receipts][1] == ("succeeded", "shop.refund", "shop:refund:ch_1:50")
+    assert len(await rig.sql("SELECT * FROM consumption")) == 1

@@ -1,0 +1,580 @@
+"""Receipts: one effect, one key, one success; what is in doubt is for people, and what is undone is undone once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+import pytest
+from tests.governed.conftest import Shop, lose
+from tests.rig import Rig
+
+from interlock.engine import receipts
+from interlock.engine.receipts import Intent
+from interlock.errors import Retryable, Terminal
+from interlock.ids import uuid7
+from interlock.lifecycle import ReceiptState
+from interlock.store.pool import Database, Tx
+from interlock.tools import Context, DidNotHappen, Happened
+from interlock.worker.loop import Worker
+
+PAY = """
+name: pay
+steps:
+  - id: pay
+    tool: bank.pay
+    input: {amount: "${input.amount}", to: "${input.to}"}
+    retry: {max_attempts: 3, base_delay: 0s}
+"""
+
+
+def bank(shop: Shop, body: Callable[[int], Awaitable[Any]] | None = None, **options: Any) -> None:
+    """A tool that writes down each call, then does `body` with how many there were."""
+
+    @shop.rig.tool("bank.pay", **({"writes": True, "key": "pay:{to}"} | options))
+    async def pay(ctx: Context, amount: int, to: str) -> Any:
+        shop.done.append(f"{ctx.idempotency_key} {amount}")
+        return await body(len(shop.done)) if body else {"paid": amount, "id": "p_1"}
+
+
+async def _paid(shop: Shop, **input: Any) -> dict[str, Any]:
+    return await shop.ended(await shop.start(shop.admin, "pay", **input))
+
+
+# ---------------------------------------------------------------- one effect, one key
+
+
+async def test_the_same_effect_wanted_by_another_run_is_answered_by_its_receipt(shop: Shop, rig: Rig) -> None:
+    bank(shop)
+    await rig.apply(PAY)
+    first, second = await _paid(shop, amount=5, to="ada"), await _paid(shop, amount=5, to="ada")
+    assert first["result"] == second["result"] == {"paid": 5, "id": "p_1"}
+    assert shop.done == ["pay:ada 5"]
+    assert len(await rig.sql("SELECT * FROM receipt")) == 1
+    assert await shop.receipts(second["id"]) == []
+
+
+async def test_the_same_key_for_another_effect_is_a_loud_conflict(shop: Shop, rig: Rig) -> None:
+    bank(shop)
+    await rig.apply(PAY)
+    first = await _paid(shop, amount=5, to="ada")
+    run = await _paid(shop, amount=6, to="ada")
+    assert (run["status"], run["reason"], run["error"]["type"]) == ("failed", "terminal_error", "ReceiptConflict")
+    assert "pay:ada" in run["error"]["message"] and str(first["id"]) in run["error"]["message"]
+    assert shop.done == ["pay:ada 5"]
+
+
+async def test_an_effect_that_failed_may_be_attempted_by_another_run(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> str:
+        if calls == 1:
+            raise Terminal("no funds")
+        return "paid"
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    first, second = await _paid(shop, amount=5, to="ada"), await _paid(shop, amount=5, to="ada")
+    assert (first["status"], second["status"]) == ("failed", "succeeded")
+    assert [(r["status"], str(r["run_id"])) for r in await rig.sql("SELECT * FROM receipt")] == [
+        ("succeeded", str(second["id"]))
+    ]
+
+
+async def test_another_tenant_may_use_the_same_key(shop: Shop, rig: Rig) -> None:
+    bank(shop)
+    other = await rig.tenant("other")
+    await rig.apply(PAY)
+    await rig.apply(PAY, other)
+    await _paid(shop, amount=5, to="ada")
+    await rig.work_until(await rig.start("pay", {"amount": 6, "to": "ada"}, other))
+    assert shop.done == ["pay:ada 5", "pay:ada 6"]
+    assert [r["status"] for r in await rig.sql("SELECT status FROM receipt")] == ["succeeded"] * 2
+
+
+async def test_two_runs_that_want_the_same_effect_at_the_same_moment_have_it_done_once(shop: Shop, rig: Rig) -> None:
+    bank(shop)
+    await rig.apply(PAY.replace("max_attempts: 3, base_delay: 0s", "max_attempts: 9, base_delay: 0s"))
+    runs = [await shop.start(shop.admin, "pay", amount=5, to="ada") for _ in range(5)]
+    async with rig.worker():
+        ended = await _until_all_ended(rig, runs)
+    assert [run["status"] for run in ended] == ["succeeded"] * 5, [run["error"] for run in ended]
+    assert shop.done == ["pay:ada 5"]
+
+
+async def _until_all_ended(rig: Rig, runs: list[UUID]) -> list[dict[str, Any]]:
+    """The losers try again after a second; time is moved for them."""
+    while True:
+        ended = [await rig.until(run_id, "running") for run_id in runs]
+        if all(run["completed_at"] for run in ended):
+            return ended
+        await rig.database.pool.execute("UPDATE run SET wake_at = now() WHERE wake_at IS NOT NULL")
+        await rig.sweep()
+
+
+async def test_an_intent_that_another_worker_declares_at_this_moment_is_waited_for(
+    rig: Rig, database: Database
+) -> None:
+    tenant = rig.admin.tenant_id
+
+    def intent() -> Intent:
+        return Intent(id=uuid7(), step="a", tool="t", key="k", digest="d", attempt=1, request_metadata="{}")
+
+    mine, theirs = intent(), intent()
+    async with database.pool.acquire() as one, database.pool.acquire() as two:
+        transaction = one.transaction()
+        await transaction.start()
+        assert await receipts.attempt(Tx(one), database, [(tenant, uuid7(), theirs)]) == {}
+        waiting = asyncio.create_task(receipts.attempt(Tx(two), database, [(tenant, uuid7(), mine)]))
+        await _until_blocked(one, two)
+        await transaction.commit()
+        prior = (await waiting)[mine.id]
+    assert (prior.status, prior.digest) == (ReceiptState.ATTEMPTED, None), "there, but not in our snapshot"
+
+
+async def _until_blocked(watcher: Any, blocked: Any) -> None:
+    while not await watcher.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", blocked.get_server_pid()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_an_intent_seen_too_late_is_tried_again_and_no_conflict(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank(shop)
+    await rig.apply(PAY)
+    attempt = receipts._attempt
+    unseen: list[bool] = []
+
+    async def at_the_same_moment(tx: Tx, database: Database, intents: Any) -> Any:
+        if unseen:
+            return await attempt(tx, database, intents)
+        unseen.append(True)
+        found = receipts.Prior(None, "pay:ada", None, None, ReceiptState.ATTEMPTED, None, None)
+        return {intent.id: found for _, _, intent in intents}
+
+    monkeypatch.setattr(receipts, "_attempt", at_the_same_moment)
+    run_id = await shop.start(shop.admin, "pay", amount=5, to="ada")
+    async with rig.worker():
+        (run,) = await _until_all_ended(rig, [run_id])
+    assert (run["status"], shop.done) == ("succeeded", ["pay:ada 5"])
+
+
+async def test_a_receipt_that_succeeded_is_final_in_the_row_itself(shop: Shop, rig: Rig) -> None:
+    bank(shop)
+    await rig.apply(PAY)
+    await _paid(shop, amount=5, to="ada")
+    with pytest.raises(asyncpg.PostgresError):
+        await rig.sql("UPDATE receipt SET status = 'failed'")
+
+
+# ---------------------------------------------------------------- cut off
+
+
+class Unheard(Exception):
+    """A client's own idea of a time-out; not Python's."""
+
+
+CUT_OFF = {
+    "time-out": TimeoutError("no answer"),
+    "reset": ConnectionResetError("gone"),
+    "client time-out": httpx2.ReadTimeout("no answer"),
+    "client connection": httpx2.RemoteProtocolError("gone"),
+    "unknown": Unheard("what?"),
+    "misread answer": KeyError("id"),
+    "500": httpx2.HTTPStatusError("", request=httpx2.Request("POST", "http://x"), response=httpx2.Response(500)),
+}
+
+
+@pytest.mark.parametrize("error", CUT_OFF.values(), ids=CUT_OFF.keys())
+async def test_a_write_that_may_have_happened_is_not_repeated(error: Exception, shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> None:
+        raise error
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    run_id = await shop.start(shop.admin, "pay", amount=5, to="ada")
+    question = await shop.held(run_id)
+    assert (question["kind"], question["tier"], len(shop.done)) == ("in_doubt", "high", 1)
+    assert question["action"]["fields"] == {"amount": 5, "to": "ada"}
+    assert [(r["id"], r["status"]) for r in await shop.receipts(run_id)] == [(question["receipt_id"], "in_doubt")]
+
+
+async def test_a_write_that_overran_its_time_is_in_doubt(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> None:
+        await asyncio.Event().wait()
+
+    bank(shop, body, timeout=0.05)
+    await rig.apply(PAY)
+    question = await shop.held(await shop.start(shop.admin, "pay", amount=5, to="ada"))
+    assert (question["kind"], len(shop.done)) == ("in_doubt", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "calls", "reason"),
+    [
+        (Retryable("busy"), 3, "attempts_exhausted"),
+        (Terminal("no"), 1, "terminal_error"),
+        (
+            httpx2.HTTPStatusError("", request=httpx2.Request("POST", "http://x"), response=httpx2.Response(404)),
+            1,
+            "terminal_error",
+        ),
+        (
+            httpx2.HTTPStatusError("", request=httpx2.Request("POST", "http://x"), response=httpx2.Response(429)),
+            3,
+            "attempts_exhausted",
+        ),
+    ],
+    ids=["retryable", "terminal", "404", "429"],
+)
+async def test_a_write_that_surely_did_not_happen_is_tried_again_or_failed_by_what_it_said(
+    error: Exception, calls: int, reason: str, shop: Shop, rig: Rig
+) -> None:
+    async def body(calls: int) -> None:
+        raise error
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    run = await _paid(shop, amount=5, to="ada")
+    assert (run["status"], run["reason"]) == ("failed", reason)
+    assert shop.done == ["pay:ada 5"] * calls, "always with the same key"
+    assert [r["status"] for r in await shop.receipts(run["id"])] == ["failed"]
+
+
+async def test_an_idempotent_write_that_was_cut_off_is_repeated_with_the_same_key(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> str:
+        if calls < 3:
+            raise TimeoutError
+        return "paid"
+
+    bank(shop, body, idempotent=True, key=None)
+    await rig.apply(PAY)
+    run = await _paid(shop, amount=5, to="ada")
+    assert (run["status"], len(shop.done), len(set(shop.done))) == ("succeeded", 3, 1)
+    assert [r["status"] for r in await shop.receipts(run["id"])] == ["succeeded"]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_system_that_can_be_asked_is_asked_before_anything_is_repeated(
+    happened: bool, shop: Shop, rig: Rig
+) -> None:
+    async def reconcile(ctx: Context, amount: int, to: str) -> Happened | DidNotHappen:
+        return Happened({"paid": amount}) if happened else DidNotHappen()
+
+    async def body(calls: int) -> dict[str, int]:
+        if calls == 1:
+            raise ConnectionResetError
+        return {"paid": 5}
+
+    bank(shop, body, reconcile=reconcile)
+    await rig.apply(PAY)
+    run = await _paid(shop, amount=5, to="ada")
+    assert (run["status"], run["result"]) == ("succeeded", {"paid": 5})
+    assert len(shop.done) == (1 if happened else 2)
+
+
+async def test_a_system_that_does_not_know_either_leaves_it_to_people(shop: Shop, rig: Rig) -> None:
+    async def reconcile(ctx: Context, amount: int, to: str) -> Happened:
+        raise ConnectionError
+
+    async def body(calls: int) -> None:
+        raise ConnectionResetError
+
+    bank(shop, body, reconcile=reconcile)
+    await rig.apply(PAY)
+    question = await shop.held(await shop.start(shop.admin, "pay", amount=5, to="ada"))
+    assert (question["kind"], len(shop.done)) == ("in_doubt", 1)
+
+
+@pytest.mark.parametrize("output", [object(), "x" * 2_000_000, "a\x00b"], ids=["not JSON", "too large", "NUL"])
+async def test_a_write_whose_answer_cannot_be_kept_has_happened_all_the_same(output: Any, shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> Any:
+        return output
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    run = await _paid(shop, amount=5, to="ada")
+    assert (run["status"], run["reason"]) == ("failed", "terminal_error")
+    assert [r["status"] for r in await shop.receipts(run["id"])] == ["succeeded"]
+    again = await _paid(shop, amount=5, to="ada")
+    assert (again["status"], len(shop.done)) == ("succeeded", 1), "it is not done a second time"
+    status, retried = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+    assert status == 201 and (await shop.ended(UUID(retried["id"])))["status"] == "succeeded"
+    assert len(shop.done) == 1
+
+
+# ---------------------------------------------------------------- the three choices
+
+
+async def _in_doubt(shop: Shop, more: str = "", **options: Any) -> tuple[UUID, Any]:
+    async def body(calls: int) -> Any:
+        if calls == 1:
+            raise ConnectionResetError("gone")
+        return {"paid": 5}
+
+    bank(shop, body, **options)
+    await shop.rig.apply(PAY + more)
+    run_id = await shop.start(shop.admin, "pay", amount=5, to="ada")
+    return run_id, await shop.held(run_id)
+
+
+def _resolve(question: Any) -> str:
+    return f"/api/receipts/{question['receipt_id']}/resolve"
+
+
+async def test_it_happened_goes_on_with_the_output_that_a_person_gives(shop: Shop, rig: Rig) -> None:
+    run_id, question = await _in_doubt(shop)
+    finder = await shop.person("finder")
+    status, receipt = await finder.post(
+        _resolve(question), {"outcome": "happened", "output": {"paid": 5, "by": "hand"}}
+    )
+    assert (status, receipt["status"]) == (200, "succeeded")
+    run = await shop.ended(run_id)
+    assert (run["status"], run["result"], len(shop.done)) == ("succeeded", {"paid": 5, "by": "hand"}, 1)
+    assert (await _paid(shop, amount=5, to="ada"))["result"] == {"paid": 5, "by": "hand"}
+    status, body = await finder.post(_resolve(question), {"outcome": "did_not_happen"})
+    assert (status, body["code"]) == (409, "RECEIPT_RESOLVED")
+
+
+async def test_it_did_not_happen_does_it_again_with_the_same_key(shop: Shop, rig: Rig) -> None:
+    run_id, question = await _in_doubt(shop)
+    status, receipt = await (await shop.person("finder")).post(_resolve(question), {"outcome": "did_not_happen"})
+    assert (status, receipt["status"]) == (200, "failed")
+    run = await shop.ended(run_id)
+    assert (run["status"], run["result"]) == ("succeeded", {"paid": 5})
+    assert shop.done == ["pay:ada 5"] * 2
+    assert [r["status"] for r in await shop.receipts(run_id)] == ["succeeded"]
+
+
+@pytest.mark.parametrize("on_reject", ["fail", "complete", "continue"])
+async def test_fail_fails_the_run_and_claims_nothing_about_the_effect(on_reject: str, shop: Shop, rig: Rig) -> None:
+    run_id, question = await _in_doubt(shop, f"on_reject: {on_reject}\n")
+    finder = await shop.person("finder")
+    status, receipt = await finder.post(_resolve(question), {"outcome": "fail"})
+    assert (status, receipt["status"]) == (200, "in_doubt")
+    run = await rig.run(run_id)
+    assert (run["status"], run["reason"]) == ("failed", "resume_failed")
+
+    # Nobody knows yet: not another run, not a retry.
+    other = await _paid_or_failed(shop, amount=5, to="ada")
+    assert (other["status"], other["error"]["type"], len(shop.done)) == ("failed", "EffectUnderWay", 1)
+    status, body = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert (status, body["code"], body["receipt_id"]) == (409, "EFFECT_IN_DOUBT", question["receipt_id"])
+    # Somebody finds out later.
+    status, body = await finder.post(_resolve(question), {"outcome": "fail"})
+    assert (status, body["code"]) == (409, "RUN_TERMINAL_STATE")
+    status, receipt = await finder.post(_resolve(question), {"outcome": "happened", "output": {"paid": 5}})
+    assert (status, receipt["status"]) == (200, "succeeded")
+    status, retried = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert status == 201
+    run = await shop.ended(UUID(retried["id"]))
+    assert (run["status"], run["result"], len(shop.done)) == ("succeeded", {"paid": 5}, 1)
+
+
+async def _paid_or_failed(shop: Shop, **input: Any) -> dict[str, Any]:
+    run_id = await shop.start(shop.admin, "pay", **input)
+    async with shop.rig.worker():
+        (run,) = await _until_all_ended(shop.rig, [run_id])
+    return run
+
+
+async def test_who_asked_for_it_cannot_say_what_became_of_it_and_approve_is_no_answer(shop: Shop, rig: Rig) -> None:
+    run_id, question = await _in_doubt(shop)
+    status, body = await shop.admin.post(_resolve(question), {"outcome": "did_not_happen"})
+    assert (status, body["code"]) == (403, "SELF_APPROVAL")
+    status, body = await (await shop.person("bot", "agent")).post(_resolve(question), {"outcome": "happened"})
+    assert (status, body["code"]) == (403, "FORBIDDEN")
+    status, body = await (await shop.person("one")).approve(question["id"])
+    assert (status, body["code"]) == (409, "EFFECT_IN_DOUBT")
+    unknown = {**question, "receipt_id": "01990000-0000-7000-8000-000000000000"}
+    status, body = await (await shop.person("two")).post(_resolve(unknown), {"outcome": "happened"})
+    assert (status, body["code"]) == (404, "RECEIPT_NOT_FOUND")
+    assert (await rig.run(run_id))["status"] == "waiting_approval"
+
+
+async def test_a_doubtful_effect_that_was_approved_is_approved_anew_and_may_be_edited(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> str:
+        if calls == 1:
+            raise ConnectionResetError
+        return "paid"
+
+    bank(shop, body, risk="med", key=None)
+    await rig.apply(PAY)
+    one, two = await shop.person("one"), await shop.person("two")
+    run_id = await shop.start(shop.admin, "pay", amount=5, to="ada")
+    await one.approve((await shop.held(run_id))["id"])
+    doubt = await shop.held(run_id)
+    await one.post(_resolve(doubt), {"outcome": "did_not_happen"})
+    again = await shop.held(run_id)
+    assert (again["kind"], len(shop.done)) == ("action", 1), "an approval is used once"
+    await one.approve(again["id"], patch={"amount": 4})
+    await two.approve(again["id"])
+    run = await shop.ended(run_id)
+    assert (run["status"], run["error"]) == ("succeeded", None)
+    assert [line.split()[-1] for line in shop.done] == ["5", "4"] and len(set(shop.done)) == 2
+
+
+# ---------------------------------------------------------------- a run that ends while a write is under way
+
+
+@pytest.mark.parametrize(("idempotent", "status"), [(False, "in_doubt"), (True, "failed")])
+async def test_canceling_a_write_in_flight_says_so_on_its_receipt(
+    idempotent: bool, status: str, shop: Shop, rig: Rig
+) -> None:
+    began = asyncio.Event()
+
+    async def body(calls: int) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    bank(shop, body, idempotent=idempotent)
+    await rig.apply(PAY)
+    run_id = await shop.start(shop.admin, "pay", amount=5, to="ada")
+    async with rig.worker():
+        await began.wait()
+        assert (await shop.admin.post(f"/api/runs/{run_id}/cancel"))[0] == 200
+        run = await rig.until(run_id)
+    assert run["status"] == "canceled"
+    (receipt,) = await shop.receipts(run_id)
+    assert receipt["status"] == status
+    if status == "in_doubt":
+        finder = await shop.person("finder")
+        got, receipt = await finder.post(f"/api/receipts/{receipt['id']}/resolve", {"outcome": "did_not_happen"})
+        assert (got, receipt["status"]) == (200, "failed"), "also when its run has ended"
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_a_run_that_ends_after_its_worker_was_lost_leaves_no_effect_that_nobody_looks_at(
+    how: str, shop: Shop, rig: Rig
+) -> None:
+    began = asyncio.Event()
+
+    async def body(calls: int) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    _, started = await shop.admin.post(
+        "/api/runs", {"workflow": "pay", "input": {"amount": 5, "to": "ada"}, "deadline_seconds": 3000}
+    )
+    run_id = UUID(started["id"])
+    task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+    await began.wait()
+    if how == "cancel":
+        rig.clock.freeze()
+        task.cancel()
+        await asyncio.wait([task])
+        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 minute'")
+        await rig.sweep()
+        assert (await shop.admin.post(f"/api/runs/{run_id}/cancel"))[1]["status"] == "canceled"
+    else:
+        await lose(rig, task)
+        assert (await shop.ended(run_id))["reason"] == "timed_out"
+    assert (await rig.run(run_id))["completed_at"]
+    assert [r["status"] for r in await shop.receipts(run_id)] == ["in_doubt"]
+
+
+# ---------------------------------------------------------------- undoing
+
+
+UNDO = """
+name: charge
+steps:
+  - {id: charge, tool: bank.charge, input: {amount: "${input.amount}", customer: ada}}
+"""
+
+
+def _undoable(shop: Shop, **options: Any) -> None:
+    @shop.rig.tool(
+        "bank.charge", writes=True, undo="bank.refund", key="charge:{customer}", show=["customer", "id"], **options
+    )
+    async def charge(amount: int, customer: str) -> dict[str, Any]:
+        shop.done.append(f"charge {amount}")
+        return {"id": "ch_1", "card": "4242 4242"}
+
+    @shop.rig.tool("bank.refund", writes=True, risk="med", key="refund:{id}")
+    async def refund(id: str, amount: int, note: str = "undone") -> None:
+        shop.done.append(f"refund {id} {amount} {note}")
+
+
+async def test_an_effect_is_undone_by_a_governed_run_at_most_once(shop: Shop, rig: Rig) -> None:
+    _undoable(shop)
+    await rig.apply(UNDO)
+    run = await shop.ended(await shop.start(shop.admin, "charge", amount=5))
+    (receipt,) = await shop.receipts(run["id"])
+    assert (receipt["reversible"], receipt["undo"], receipt["reversal"]) == (True, "bank.refund", None)
+    path = f"/api/receipts/{receipt['id']}/reverse"
+    status, undo = await shop.admin.post(path, {"reason": "wrong card"})
+    assert (status, undo["input"], undo["trigger"]) == (
+        201,
+        {"id": "ch_1", "amount": 5},
+        {"source": "reversal", "ref": receipt["id"]},
+    )
+    question = await shop.held(UUID(undo["id"]))
+    assert (question["tier"], shop.done) == ("med", ["charge 5"]), "the gate stands before an undo too"
+    status, body = await shop.admin.post(path)
+    assert (status, body["code"], body["run_id"]) == (409, "ALREADY_REVERSED", undo["id"])
+    await (await shop.person("one")).approve(question["id"])
+    assert (await shop.ended(UUID(undo["id"])))["status"] == "succeeded"
+    assert shop.done == ["charge 5", "refund ch_1 5 undone"]
+    shown = (await shop.admin.get(f"/api/receipts/{receipt['id']}"))["reversal"]
+    assert (shown["run_id"], shown["reason"]) == (undo["id"], "wrong card")
+
+
+async def test_an_edited_effect_is_undone_as_it_was_done(shop: Shop, rig: Rig) -> None:
+    _undoable(shop, risk="med")
+    await rig.apply(UNDO)
+    run_id = await shop.start(shop.admin, "charge", amount=5)
+    one, two = await shop.person("one"), await shop.person("two")
+    question = await shop.held(run_id)
+    await one.approve(question["id"], patch={"amount": 3})
+    await two.approve(question["id"])
+    await shop.ended(run_id)
+    (receipt,) = await shop.receipts(run_id)
+    _, undo = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    assert undo["input"] == {"id": "ch_1", "amount": 3}
+
+
+async def test_what_did_not_happen_or_names_no_undo_or_lacks_its_input_is_not_reversible(shop: Shop, rig: Rig) -> None:
+    async def fails(calls: int) -> None:
+        raise Terminal("no")
+
+    bank(shop, fails, undo="bank.refund")
+
+    @rig.tool("bank.gift", writes=True)
+    async def gift() -> None: ...
+
+    @rig.tool("bank.lend", writes=True, undo="bank.refund")
+    async def lend(amount: int) -> int:
+        return amount
+
+    @rig.tool("bank.refund", writes=True)
+    async def refund(id: str) -> None: ...
+
+    @rig.tool("bank.sell", writes=True, undo="bank.nothing")
+    async def sell() -> None: ...
+
+    await rig.apply(PAY)
+    for name, input in (("gift", "{}"), ("lend", "{amount: 1}"), ("sell", "{}")):
+        await rig.apply(f"name: {name}\nsteps:\n  - {{id: a, tool: bank.{name}, input: {input}}}")
+    expected = {"gift": "NOT_REVERSIBLE", "lend": "NOT_REVERSIBLE", "sell": "TOOL_NOT_FOUND", "pay": "NOT_REVERSIBLE"}
+    for name, code in expected.items():
+        given: dict[str, Any] = {"amount": 1, "to": "ada"} if name == "pay" else {}
+        run = await shop.ended(await shop.start(shop.admin, name, **given))
+        (receipt,) = await shop.receipts(run["id"])
+        status, body = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+        assert (name, status, body["code"]) == (name, 409, code)
+    assert await rig.sql("SELECT * FROM reversal") == []
+
+
+async def test_receipts_show_shapes_and_not_values_except_what_the_tool_lets_them(shop: Shop, rig: Rig) -> None:
+    _undoable(shop)
+    await rig.apply(UNDO)
+    run = await shop.ended(await shop.start(shop.admin, "charge", amount=4711))
+    (receipt,) = await shop.receipts(run["id"])
+    assert receipt["request_metadata"]["customer"] == "ada"
+    assert receipt["request_metadata"]["amount"]["type"] == "number"
+    assert receipt["response_metadata"]["id"] == "ch_1"
+    assert (receipt["response_metadata"]["card"]["type"], receipt["response_metadata"]["card"]["size"]) == ("string", 9)
+    assert "4711" not in str(receipt) and "4242" not in str(receipt)

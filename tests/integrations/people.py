@@ -1,0 +1,116 @@
+"""People in Slack: their names, and what Slack sends when they press a button or type a command."""
+
+import time
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+import httpx2
+import orjson
+from slack_sdk.signature import SignatureVerifier
+
+from interlock.engine import outbox
+from interlock.engine.principal import Principal
+from interlock.integrations import use_settings
+from tests.rig import Rig
+
+SIGNING_SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
+TEAM = "T0TEAM"
+
+GATE = """
+name: release
+steps:
+  - {id: ok, approval: {tier: med, summary: "Release ${input.version}"}}
+"""
+
+
+async def join(rig: Rig, name: str, user_id: str, role: str = "approver", **options: Any) -> Principal:
+    """A person with a key, and a Slack user who is that person."""
+    who = await rig.person(name, role, **options)
+    admin = rig.admin if who.tenant_id == rig.admin.tenant_id else who
+    await rig.database.command(
+        lambda tx: outbox.map_slack_user(tx, rig.database, admin, team_id=TEAM, user_id=user_id, key_id=who.key_id)
+    )
+    return who
+
+
+async def waiting(rig: Rig, flow: str = GATE, name: str = "release", **input: Any) -> tuple[UUID, Any]:
+    """A run that waits for people, and its approval."""
+    await use_settings(rig.database, rig.settings)
+    await rig.apply(flow)
+    run_id = await rig.start(name, input or {"version": "1.2"})
+    (approval,) = await rig.sql("SELECT * FROM approval WHERE run_id = $1", run_id)
+    return run_id, approval
+
+
+def button(card: dict[str, Any], action_id: str) -> str:
+    blocks = card["blocks"]
+    blocks = orjson.loads(blocks) if isinstance(blocks, str) else blocks
+    (found,) = [
+        element["value"]
+        for block in blocks
+        if block["type"] == "actions"
+        for element in block["elements"]
+        if element["action_id"] == action_id
+    ]
+    assert isinstance(found, str)
+    return found
+
+
+def has_buttons(card: dict[str, Any]) -> bool:
+    return '"actions"' in (card["blocks"] if isinstance(card["blocks"], str) else orjson.dumps(card["blocks"]).decode())
+
+
+def pressed(
+    value: str, user_id: str, action_id: str = "interlock_approve", response_url: str | None = None,
+    ts: str = "1700000000.000001",
+) -> dict[str, str]:  # fmt: skip
+    """The form that Slack posts for a button, as its documentation shows it."""
+    payload = {
+        "type": "block_actions",
+        "user": {"id": user_id, "username": "somebody", "name": "somebody", "team_id": TEAM},
+        "api_app_id": "A02",
+        "token": "9s8d9as89d8as9d8as989",
+        "container": {"type": "message", "message_ts": ts, "channel_id": "C0APPROVALS", "is_ephemeral": False},
+        "trigger_id": "12321423423.333649436676.d8c1bb837935619ccad0f624c448ffb3",
+        "team": {"id": TEAM, "domain": "example"},
+        "enterprise": None,
+        "is_enterprise_install": False,
+        "channel": {"id": "C0APPROVALS", "name": "approvals"},
+        "message": {"bot_id": "B1", "type": "message", "text": "Approval needed", "user": "U9", "ts": ts},
+        "state": {"values": {}},
+        "response_url": response_url or "https://elsewhere.example/not-slack",
+        "actions": [
+            {
+                "action_id": action_id, "block_id": "interlock:1", "value": value, "style": "primary",
+                "text": {"type": "plain_text", "text": "Approve", "emoji": False}, "type": "button",
+                "action_ts": "1700000003.123456",
+            }
+        ],
+    }  # fmt: skip
+    return {"payload": orjson.dumps(payload).decode()}
+
+
+def typed(text: str, user_id: str, trigger_id: str = "13345224609.738474920.8088930838d88f008e0") -> dict[str, str]:
+    return {
+        "token": "gIkuvaNzQIHg97ATvDxqgjtO", "team_id": TEAM, "team_domain": "example", "channel_id": "C2147483705",
+        "channel_name": "test", "user_id": user_id, "user_name": "somebody", "command": "/interlock", "text": text,
+        "response_url": "https://hooks.slack.com/commands/1234/5678", "trigger_id": trigger_id, "api_app_id": "A123456",
+    }  # fmt: skip
+
+
+async def send(
+    rig: Rig, path: str, form: dict[str, str], *, secret: str = SIGNING_SECRET, at: float | None = None,
+    headers: dict[str, str] | None = None,
+) -> httpx2.Response:  # fmt: skip
+    """Signed as Slack signs it: over the bytes of the form."""
+    body = urlencode(form)
+    moved = rig.clock()
+    moment = str(int(at if at is not None else moved.timestamp() if moved else time.time()))
+    signature = SignatureVerifier(secret).generate_signature(timestamp=moment, body=body)
+    assert signature is not None
+    signed = {
+        "content-type": "application/x-www-form-urlencoded", "x-slack-request-timestamp": moment,
+        "x-slack-signature": signature,
+    }  # fmt: skip
+    return await rig.http("").post(f"/api/hooks/slack/{path}", content=body, headers=signed | (headers or {}))

@@ -1,0 +1,345 @@
+"""Webhooks out: signed, with an id that stays, tried again, and never into the network we run in."""
+
+import asyncio
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from interlock.engine import addresses, outbox
+from interlock.errors import Terminal
+from interlock.integrations import Dispatcher
+from interlock.integrations.webhooks import retry_after
+from interlock.settings import Settings
+from tests.integrations.conftest import Stub
+from tests.rig import Rig
+
+GATE = "name: a\nsteps: [{id: ok, approval: {tier: low, summary: 'for ${input.who}'}}]"
+QUICK = "name: q\nsteps: [{id: one, tool: t.one, input: {}}]"
+
+
+async def hooked(rig: Rig, url: str, **body: Any) -> dict[str, Any]:
+    answer = await rig.http().post("/api/webhooks", json={"url": url, **body})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+async def test_messages_are_signed_and_carry_no_values(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in")
+    await rig.apply(GATE)
+    run_id = await rig.start("a", {"who": "the-secret-customer"})
+    await rig.approve(run_id)
+    await dispatcher.deliver_due()
+    said = [Webhook(made["secret"]).verify(r.body, r.headers) for r in stub.at("/in")]
+    assert sorted(s["type"] for s in said) == ["approval.requested", "approval.resolved", "run.completed"]
+    by = {s["type"]: s["data"] for s in said}
+    assert (by["approval.requested"]["status"], by["approval.resolved"]["status"]) == ("requested", "approved")
+    assert {k: by["run.completed"][k] for k in ("run_id", "status", "reason", "workflow")} == {
+        "run_id": str(run_id), "status": "succeeded", "reason": "completed", "workflow": "a",
+    }  # fmt: skip
+    assert b"the-secret-customer" not in b"".join(r.body for r in stub.received)
+    assert len({r.headers["webhook-id"] for r in stub.received}) == 3
+    with pytest.raises(WebhookVerificationError):
+        Webhook(outbox.new_secret()).verify(stub.received[0].body, stub.received[0].headers)
+
+
+async def test_a_workers_ended_runs_are_told_of_in_the_same_commit(
+    rig: Rig, stub: Stub, dispatcher: Dispatcher
+) -> None:
+    @rig.tool("t.one")
+    async def one() -> dict[str, str]:
+        return {"x": "the-secret-output"}
+
+    @rig.tool("t.two")
+    async def two() -> None:
+        raise Terminal("no")
+
+    made = await hooked(rig, f"{stub.url}/in", events=["run.completed"])
+    await rig.apply(QUICK)
+    await rig.apply("name: f\nsteps: [{id: one, tool: t.two, input: {}}]")
+    good, bad = await rig.start("q", {}), await rig.start("f", {})
+    async with rig.worker():
+        await rig.until(good, "succeeded")
+        await rig.until(bad, "failed")
+    assert len(await rig.sql("SELECT * FROM outbox")) == 2
+    await dispatcher.deliver_due()
+    said = [Webhook(made["secret"]).verify(r.body, r.headers)["data"] for r in stub.at("/in")]
+    assert {(s["run_id"], s["status"]) for s in said} == {(str(good), "succeeded"), (str(bad), "failed")}
+    assert b"the-secret-output" not in b"".join(r.body for r in stub.received)
+
+
+async def test_others_are_told_nothing(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    """Another tenant, another workspace, another event."""
+    other = await rig.tenant("other")
+    await hooked(rig, f"{stub.url}/default")
+    scoped = rig.http(await rig.key("w", "admin", workspace_id="w1"))
+    assert (await scoped.post("/api/webhooks", json={"url": f"{stub.url}/w1"})).status_code == 201
+    await rig.apply(GATE, other)
+    await rig.start("a", {"who": "x"}, other)
+    assert await rig.sql("SELECT * FROM outbox") == []
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    await dispatcher.deliver_due()
+    assert (len(stub.at("/default")), len(stub.at("/w1"))) == (1, 0)
+    assert len((await scoped.get("/api/webhooks")).json()["items"]) == 1
+    (mine,) = [w for w in (await rig.http().get("/api/webhooks")).json()["items"] if w["url"].endswith("/default")]
+    assert (await scoped.delete(f"/api/webhooks/{mine['id']}")).status_code == 404
+
+
+async def test_the_id_stays_the_same_over_all_tries(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    rig.clock.freeze()
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    stub.script(
+        "/in", (500, {}, {}), (302, {"location": f"{stub.url}/trap"}, {}), (429, {"retry-after": "7"}, {}),
+        (204, {}, {}),
+    )  # fmt: skip
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    errors = []
+    for pause in (0, 5, 30, 7):
+        rig.clock.advance(pause - 0.5 if pause else 0)
+        assert not pause or await dispatcher.deliver_due() == 0
+        rig.clock.advance(0.5 if pause else 0)
+        assert await dispatcher.deliver_due() == 1
+        (listed,) = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries")).json()["items"]
+        errors.append((listed["status"], listed["attempts"], listed["response_status"], listed["last_error"]))
+    assert errors == [
+        ("pending", 1, 500, "answered 500"),
+        ("pending", 2, 302, f"answered 302 to {stub.url}/trap; redirects are not followed"),
+        ("pending", 3, 429, "answered 429"),
+        ("delivered", 4, 204, None),
+    ]
+    assert {r.headers["webhook-id"] for r in stub.at("/in")} == {listed["id"]}
+    assert stub.at("/trap") == []
+    shown = (await rig.http().get(f"/api/webhooks/{made['id']}")).json()
+    assert (shown["failing_since"], shown["last_error"], "secret" in shown) == (None, None, False)
+
+
+async def test_a_sender_that_dies_before_it_marks_sends_the_same_message_again(
+    rig: Rig, stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.clock.freeze()
+    await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+
+    async def die(*_: Any) -> float:
+        raise asyncio.CancelledError
+
+    dead = Dispatcher(rig.database, settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "settle", die)
+        with pytest.raises(asyncio.CancelledError):
+            await dead.deliver_due()
+    await dead.close()
+    rig.clock.advance(outbox.LEASE_SECONDS)
+    restarted = Dispatcher(rig.database, settings)
+    await restarted.deliver_due()
+    await restarted.close()
+    first, second = stub.at("/in")
+    assert first.headers["webhook-id"] == second.headers["webhook-id"] and first.body == second.body
+
+
+async def test_a_dead_receiver_holds_up_nobody_else(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/"
+    dead = await hooked(rig, nobody, events=["approval.requested"])
+    await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.apply(GATE)
+    for _ in range(30):
+        await rig.start("a", {"who": "x"})
+    assert len(await outbox.claim(rig.database, ["webhook"], most=200)) == 16  # eight of each, whoever was first
+    await rig.sql("UPDATE outbox SET due_at = created_at, attempts = 0")
+    await dispatcher.deliver_due()
+    assert len(stub.at("/in")) == 30
+    shown = (await rig.http().get(f"/api/webhooks/{dead['id']}")).json()
+    assert "ConnectError" in shown["last_error"] and shown["failing_since"]
+
+
+async def test_a_receiver_that_fails_for_days_is_switched_off_and_says_why(
+    rig: Rig, stub: Stub, dispatcher: Dispatcher
+) -> None:
+    rig.clock.freeze()
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    stub.default = lambda path: (500, {}, {})
+    await rig.apply(GATE)
+    for _ in range(6):
+        await rig.start("a", {"who": "x"})
+        await dispatcher.deliver_due()
+        rig.clock.advance(86400)
+    shown = (await rig.http().get(f"/api/webhooks/{made['id']}")).json()
+    assert shown["disabled_at"] and shown["last_error"] == "answered 500"
+    tried = len(stub.received)
+    await rig.start("a", {"who": "x"})
+    assert await dispatcher.deliver_due() == 0 and len(stub.received) == tried
+    assert await rig.sql("SELECT * FROM outbox WHERE done_at IS NULL") == []
+    assert (await rig.http().post(f"/api/webhooks/{made['id']}/enable")).json()["disabled_at"] is None
+    stub.default = lambda path: (200, {}, {})
+    await rig.start("a", {"who": "x"})
+    assert await dispatcher.deliver_due() == 1
+
+
+async def test_one_that_is_gone_is_switched_off_at_once(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in")
+    stub.script("/in", (410, {}, {}))
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    await dispatcher.deliver_due()
+    assert (await rig.http().get(f"/api/webhooks/{made['id']}")).json()["disabled_at"]
+
+
+async def test_a_removed_webhook_hears_nothing_more(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in")
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    assert (await rig.http().delete(f"/api/webhooks/{made['id']}")).status_code == 200
+    await rig.start("a", {"who": "x"})
+    assert await dispatcher.deliver_due() == 0
+    assert (await rig.http().get("/api/webhooks")).json()["items"] == []
+    assert (await rig.http().get(f"/api/webhooks/{made['id']}")).status_code == 404
+
+
+async def test_a_receiver_has_limited_time(rig: Rig, stub: Stub, settings: Settings) -> None:
+    settings.webhook_timeout_seconds = 0.1
+    dispatcher = Dispatcher(rig.database, settings)
+    stub.hold = asyncio.Event()
+    made = await hooked(rig, f"{stub.url}/in")
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    await dispatcher.deliver_due()
+    stub.hold.set()
+    await dispatcher.close()
+    assert "no answer" in (await rig.http().get(f"/api/webhooks/{made['id']}")).json()["last_error"]
+
+
+async def test_only_admins_manage_webhooks(rig: Rig, stub: Stub) -> None:
+    for role in ("viewer", "operator", "approver", "agent"):
+        http = rig.http(await rig.key(role, role))
+        assert (await http.post("/api/webhooks", json={"url": f"{stub.url}/in"})).status_code == 403
+        assert (await http.get("/api/webhooks")).status_code == 403
+
+
+async def test_deliveries_come_in_pages(rig: Rig, stub: Stub) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.apply(GATE)
+    for _ in range(3):
+        await rig.start("a", {"who": "x"})
+    first = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries?limit=2")).json()
+    cursor = first["next_cursor"]
+    second = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries?limit=2&cursor={cursor}")).json()
+    assert (len(first["items"]), len(second["items"]), second["next_cursor"]) == (2, 1, None)
+    assert len({d["id"] for d in first["items"] + second["items"]}) == 3
+    assert (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries?cursor=eA")).status_code == 422
+
+
+# ---------------------------------------------------------------- where it may connect to
+
+PRIVATE = [
+    "http://127.0.0.1/", "http://127.1/", "http://2130706433/", "http://0.0.0.0/", "http://10.1.2.3/",
+    "http://172.16.0.1/", "http://192.168.1.1:8080/x", "http://169.254.169.254/latest/meta-data", "http://100.64.0.1/",
+    "http://224.0.0.1/", "http://255.255.255.255/", "http://[::1]/", "http://[::]/", "http://[fe80::1]/",
+    "http://[fc00::1]/", "http://[ff02::1]/", "http://[::ffff:10.0.0.1]/", "http://[::ffff:169.254.169.254]/",
+    "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://localhost/",
+]  # fmt: skip
+OTHERS = [
+    "ftp://example.com/", "file:///etc/passwd", "https:///x", "https://u:p@example.com/", "gopher://x", "x",
+    "http://[::1", "http://example.com:99999/", "http://example.com:0/",
+]  # fmt: skip
+
+
+async def test_private_addresses_are_refused(rig: Rig, settings: Settings) -> None:
+    settings.webhook_allow_private = False
+    for place in PRIVATE:
+        answer = await rig.http().post("/api/webhooks", json={"url": place})
+        assert (answer.status_code, answer.json()["code"]) == (422, "WEBHOOK_URL_REFUSED"), place
+
+
+async def test_other_urls_are_refused(rig: Rig) -> None:
+    for other in OTHERS:
+        assert (await rig.http().post("/api/webhooks", json={"url": other})).status_code == 422, other
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> None:
+    """Names that resolve to what the test says; everything else is as ever."""
+    loop, real = asyncio.get_running_loop(), asyncio.get_running_loop().getaddrinfo
+
+    async def lookup(host: Any, port: Any, **options: Any) -> Any:
+        if host not in names:
+            return await real(host, port, **options)
+        if not names[host]:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in names[host]]
+
+    monkeypatch.setattr(loop, "getaddrinfo", lookup)
+
+
+async def test_a_name_with_a_private_address_is_refused(
+    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.webhook_allow_private = False
+    resolving(monkeypatch, {"inside.example": ["10.0.0.7"], "both.example": ["93.184.216.34", "127.0.0.1"]})
+    for name in ("inside", "both"):
+        answer = await rig.http().post("/api/webhooks", json={"url": f"https://{name}.example/"})
+        assert (answer.status_code, answer.json()["code"]) == (422, "WEBHOOK_URL_REFUSED")
+
+
+async def test_a_name_that_becomes_private_later_is_not_called(
+    rig: Rig, stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.webhook_allow_private = False
+    port = stub.url.rpartition(":")[2]
+    names = {"rebind.example": ["93.184.216.34"], "later.example": []}
+    resolving(monkeypatch, names)
+    made = await hooked(rig, f"http://rebind.example:{port}/in")
+    late = await hooked(rig, f"http://later.example:{port}/in")
+    names["rebind.example"] = ["127.0.0.1"]
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    dispatcher = Dispatcher(rig.database, settings)
+    await dispatcher.deliver_due()
+    await dispatcher.close()
+    assert stub.received == []
+    assert "127.0.0.1" in (await rig.http().get(f"/api/webhooks/{made['id']}")).json()["last_error"]
+    assert "no address" in (await rig.http().get(f"/api/webhooks/{late['id']}")).json()["last_error"]
+
+
+async def test_the_connection_goes_to_the_address_that_was_checked(
+    rig: Rig, stub: Stub, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked up once. A second look-up, by the HTTP client, would get another answer."""
+    port = stub.url.rpartition(":")[2]
+    looked_up: list[str] = []
+
+    async def lookup(host: Any, port: Any, **_: Any) -> Any:
+        looked_up.append(str(host))
+        assert host == "hooks.example", "only names are looked up"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    await hooked(rig, f"http://hooks.example:{port}/in?a=b")
+    real = addresses.resolve
+
+    async def resolve(url: str, *, allow_private: bool) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+            return await real(url, allow_private=allow_private)
+
+    monkeypatch.setattr(addresses, "resolve", resolve)
+    await rig.apply(GATE)
+    await rig.start("a", {"who": "x"})
+    await dispatcher.deliver_due()
+    (request,) = stub.at("/in")
+    assert request.headers["host"] == f"hooks.example:{port}"
+    assert looked_up == ["hooks.example"]
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert retry_after("17", now) == 17
+    assert retry_after(format_datetime(now + timedelta(seconds=90)), now) == 90
+    assert retry_after("99999999", now) == 3600
+    assert [retry_after(value, now) for value in ("soon", "nan", None)] == [None, None, None]
+    assert retry_after("-5", now) == 0
