@@ -29,6 +29,12 @@ def _clean_environment() -> Iterator[None]:
     os.environ.update(kept)
 
 
+@pytest.fixture(autouse=True)
+def _own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server started by an earlier test in this process may have asked for shared ones."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[embedded.Joined]:
     """One PostgreSQL for the whole test process."""

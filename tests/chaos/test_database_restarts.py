@@ -152,6 +152,7 @@ async def test_two_restarts_under_load_lose_nothing(own: Rig, outages: Outages, 
         yard.close()
 
 
+@pytest.mark.chaos
 async def test_a_second_restart_in_the_middle_of_recovery_loses_nothing(own: Rig, outages: Outages, base: Path) -> None:
     async def hurt() -> None:
         await outages.restart_in_recovery()
@@ -163,6 +164,7 @@ async def test_a_second_restart_in_the_middle_of_recovery_loses_nothing(own: Rig
         yard.close()
 
 
+@pytest.mark.chaos
 async def test_an_outage_longer_than_the_lease_loses_nothing(own: Rig, outages: Outages, base: Path) -> None:
     async def hurt() -> None:
         await outages.stop()

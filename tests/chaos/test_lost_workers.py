@@ -205,7 +205,7 @@ async def _lose(rig: Rig, me: Me) -> None:
 async def _was_written(rig: Rig, me: Me, runs: list[Any]) -> list[bool] | None:
     writes = [Write(_lease(run, run["lease_token"]), [Entry(3, "step_transition", me.actor, "s1")]) for run in runs]
     async with rig.database.pool.acquire() as connection:
-        answers = await was_written(connection, me, writes)
+        answers = await was_written(rig.database, connection, me, writes)
     return answers and [answer.kept for answer in answers]
 
 
@@ -283,6 +283,7 @@ async def test_a_drained_worker_leaves_nothing_to_reclaim(rig: Rig, yard: Yard) 
     await assert_nothing_was_lost(rig, yard, runs=200, steps=5)
 
 
+@pytest.mark.chaos
 async def test_a_draining_worker_gives_back_what_it_cannot_finish(rig: Rig, yard: Yard) -> None:
     mark = yard.base / "mark"
     await rig.apply(f"name: long\nsteps:\n  - {{id: s1, tool: chaos.long_once, input: {{mark: {mark}}}}}\n")
@@ -339,6 +340,7 @@ async def poison(rig: Rig, yard: Yard, workers: int, bystanders: int, reclaims: 
     await assert_lanes_are_free(rig)
 
 
+@pytest.mark.chaos
 async def test_a_step_that_kills_its_worker_fails_its_run_and_no_other(rig: Rig, yard: Yard) -> None:
     await poison(rig, yard, workers=2, bystanders=20, reclaims=2, seconds=40)
 

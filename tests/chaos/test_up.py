@@ -33,6 +33,7 @@ def is_alive(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
+@pytest.mark.chaos
 async def test_up_replaces_a_worker_that_was_killed_and_leaves_nothing_behind(embedded_yard: Yard) -> None:
     yard = embedded_yard
     server = yard.server(workers=1)
@@ -53,6 +54,7 @@ async def test_up_replaces_a_worker_that_was_killed_and_leaves_nothing_behind(em
         os.killpg(server.pid, 0)
 
 
+@pytest.mark.chaos
 async def test_a_worker_without_an_address_joins_the_embedded_server_and_keeps_it(embedded_yard: Yard) -> None:
     yard = embedded_yard
     server = yard.server(workers=0)

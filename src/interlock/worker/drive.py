@@ -161,6 +161,8 @@ class Driver:
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
         self._refuse_to_act_for_another(entries)
         self.journal.replay(entry_of(e) for e in entries)
+        # Whoever woke the run may have looked at the clock after the claim did: what was due then is due now.
+        self._zero = max(self._zero, entries[-1]["at"]) if entries else self._zero
         self._spent_before = self.journal.cost_usd()
         self._orphaned = _nobody_went_on(entries)
 
