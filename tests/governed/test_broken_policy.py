@@ -1,5 +1,6 @@
 """A policy that is broken in any way denies, with a reason that a person can act on, and lets no effect through."""
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -170,6 +171,12 @@ async def test_a_policy_that_is_mended_lets_the_same_workflow_through(bank: Shop
     await _denied(bank, "not valid any more")
     assert (await bank.admin.publish(PERMIT))[0] == 200
     assert (await bank.ended(await bank.start(bank.admin, "pay")))["status"] == "succeeded"
+
+
+async def test_policies_published_at_the_same_moment_get_one_version_each(bank: Shop) -> None:
+    answers = await asyncio.gather(*(bank.admin.publish(f"{PERMIT}// {n}") for n in range(6)))
+    assert sorted(body["version"] for _, body in answers) == [1, 2, 3, 4, 5, 6]
+    assert (await bank.admin.get("/api/policy"))["version"] == 6
 
 
 async def test_only_admins_publish(bank: Shop) -> None:

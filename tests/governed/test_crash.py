@@ -107,7 +107,7 @@ def _codes(*functions: Any) -> set[Any]:
 DRIVING = _codes(
     Driver._passes, Driver._declare, Driver._attempt, Driver._save, Driver._take_beside, Driver._write,
     Driver._do_inline, Driver._settle_outcome, Driver._settle, Driver._seal, Driver.let_go, Driver._leave,
-    executor.execute, executor.perform, executor.encode_output,
+    executor.execute, executor.attempt, executor.perform, executor.fill, executor.finish, executor.keep,
 )  # fmt: skip
 FLUSHING = _codes(
     flush.Flusher._flush, flush.Flusher._append_whatever_happens, append_module.append, append_module._append,
