@@ -61,6 +61,7 @@ async def _is_busy(rig: Rig) -> bool:
     return bool(rows[0]["in_flight"] > 0)
 
 
+@pytest.mark.chaos
 async def test_a_neighbours_backlog_delays_a_run_by_less_than_ten_times(rig: Rig, yard: Yard) -> None:
     assert await compare_latencies(rig, yard, backlog=10_000) < 10
 

@@ -405,11 +405,11 @@ async def login(rig: Rig) -> list[Any]:
 
 
 async def test_what_a_tool_calls_secret_is_kept_apart(rig: Rig, login: list[Any], lines: list[Any]) -> None:
-    await keep(rig, "pin", "73519264")
+    await keep(rig, "pin", "7351926488071234")
     run = await rig.work_until(await rig.start("login", {"user": "ada", "fails": False}))
     assert run["step"]["a"]["last_error"]["message"].startswith("input of bank.login is not valid: pin:")
     # A secret is text; where a tool wants a number, it says so without saying which text it was.
-    assert traces(await everything(rig, lines), "73519264") == []
+    assert traces(await everything(rig, lines), "7351926488071234") == []
 
 
 async def test_secret_parameters_differ_by_a_keyed_hash_and_results_are_hidden(
