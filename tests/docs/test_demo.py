@@ -60,6 +60,7 @@ def test_at_a_terminal_the_person_decides(environment: dict[str, str], answer: s
     assert isinstance(charge := charges["ch_1042"], dict) and charge["refunded"] == refunded
 
 
+@pytest.mark.chaos  # a signal and a terminal race here when the machine is busy
 def test_ctrl_c_at_the_question_ends_it(environment: dict[str, str]) -> None:
     shown, code = at_a_terminal(environment, "\x03")
     assert code == 130
