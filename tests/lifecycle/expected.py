@@ -175,7 +175,7 @@ REASONS = [
     "interrupted",
 ]
 
-# The transitions of document 000, as it writes them.
+# The transitions that every run and step must know, as they were first written down.
 DOCUMENT_000_RUN = """
 PENDING          RUNNING
 RUNNING          WAITING_APPROVAL
