@@ -176,7 +176,7 @@ REASONS = [
 ]
 
 # The transitions that every run and step must know, as they were first written down.
-DOCUMENT_000_RUN = """
+FIRST_RUN = """
 PENDING          RUNNING
 RUNNING          WAITING_APPROVAL
 WAITING_APPROVAL RUNNING
@@ -189,7 +189,7 @@ RUNNING          CANCELED
 WAITING_APPROVAL CANCELED
 """
 
-DOCUMENT_000_STEP = """
+FIRST_STEP = """
 PENDING          RUNNING
 RUNNING          SUCCEEDED
 RUNNING          PENDING

@@ -117,14 +117,14 @@ def test_a_run_that_ended_says_so_with_its_own_code() -> None:
     assert other.value.code == "RUN_INVALID_TRANSITION"
 
 
-def test_document_000_is_part_of_the_tables() -> None:
+def test_the_first_transitions_are_part_of_the_tables() -> None:
     run = {(source, target) for source, _, target in table_of(RUN)}
     step = {(source, target) for source, _, target in table_of(STEP)}
-    assert expected.pairs(expected.DOCUMENT_000_RUN) <= run
-    assert expected.pairs(expected.DOCUMENT_000_STEP) <= step
+    assert expected.pairs(expected.FIRST_RUN) <= run
+    assert expected.pairs(expected.FIRST_STEP) <= step
 
 
-def test_document_000_has_no_way_out_of_an_end_and_neither_have_we() -> None:
+def test_an_end_has_no_way_out() -> None:
     for state in ("succeeded", "failed", "canceled"):
         assert not RUN.allowed(RunState(state))
         assert not STEP.allowed(type(STEP.initial)(state))
