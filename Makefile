@@ -27,7 +27,7 @@ demo: install    ## a refund that stops for a person, on the embedded database
 up: install      ## API and one worker on the embedded database
 	@$(BIN)/interlock up $(ARGS)
 
-test: install    ## every promise, against a real PostgreSQL
+test: install    ## the promises, against a real PostgreSQL; see also chaos
 	@$(BIN)/python -m pytest -n 2 -m "not chaos" $(ARGS)
 
 chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes
