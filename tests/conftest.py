@@ -35,10 +35,17 @@ def _own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
 
 
+def _fast_place() -> str | None:
+    """In memory where there is room: half of a test's time is the making of its database."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    return str(memory) if roomy else None
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[embedded.Joined]:
     """One PostgreSQL for the whole test process."""
-    base = Path(tempfile.mkdtemp(prefix="interlock-tests-"))
+    base = Path(tempfile.mkdtemp(prefix="interlock-tests-", dir=_fast_place()))
     server = embedded.start(base)
     yield server
     server.leave()
