@@ -96,14 +96,18 @@ class Crash(BaseException):
 
 async def lose(rig: Rig, task: "asyncio.Task[None]") -> None:
     """Kill a worker without giving it a chance to write, and let the others notice."""
-    await kill(task)
+    await kill(rig, task)
     await notice(rig)
 
 
-async def kill(task: "asyncio.Task[None]") -> None:
+async def kill(rig: Rig, task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() or task.exception() is None or isinstance(task.exception(), (Crash, asyncio.CancelledError))
+    # A claim it had sent goes on at the server, and would take the next run for one who is dead.
+    busy = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+    while len(await rig.sql(busy)) > 1:
+        pass
 
 
 async def notice(rig: Rig) -> None:

@@ -260,7 +260,7 @@ async def test_a_worker_that_dies_at_any_line_of_a_commit_repeats_no_effect(
             await asyncio.wait([task, watching], return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
         await asyncio.wait([watching])
-        await kill(task)
+        await kill(rig, task)
         if not crash.place:
             break
         runs.append(run_id)

@@ -79,6 +79,32 @@ async def test_the_victim_of_a_deadlock_is_done_again(database: Database) -> Non
     assert tries >= 3
 
 
+async def test_who_is_cancelled_between_two_parts_of_a_statement_leaves_a_clean_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await Database(url, Settings(), size=1).open()
+    prepare = asyncpg.Connection._get_statement
+
+    async def cancelled(*args: object, **kwargs: object) -> None:
+        await prepare(*args, **kwargs)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await database.value("watch_run", None, uuid4(), 1.0)
+    monkeypatch.undo()
+    outside = await asyncpg.connect(url)
+    half_done = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%watch_run%' AND state = 'active'"
+    assert await outside.fetchval(f"{half_done} AND pid <> pg_backend_pid()") == 0
+    await outside.close()
+    await database.close()
+
+
+async def test_a_wrong_number_of_arguments_is_said_at_once(database: Database) -> None:
+    with pytest.raises(asyncpg.InterfaceError, match="argument"):
+        await database.value("watch_run")
+
+
 async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
     tries = 0
 

@@ -207,7 +207,7 @@ async def verify(database: Database, tenant_id: UUID, keyring: Keyring, anchors:
 @asynccontextmanager
 async def _snapshot(database: Database) -> AsyncIterator[Tx]:
     async with (
-        database.pool.acquire() as connection,
+        database.connection() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         yield Tx(connection)

@@ -86,7 +86,7 @@ async def tend(database: Database, key: SigningKey | None = None) -> None:
     """Housekeeping: old idempotency records and messages, the journal's months that come and those that go."""
     await database.fetch("forget_expired_keys", database.clock(), 1000)
     await outbox.tidy(database)
-    async with database.pool.acquire() as connection:
+    async with database.connection() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))
     if database.settings.retention_days is not None:
         await _drop_old_months(database, database.settings.retention_days, key)
@@ -105,7 +105,7 @@ async def _drop_old_months(database: Database, days: int, key: SigningKey | None
         if why := await _keeps(database, floor, key):
             log.info("retention_waits", partition=name, why=why)
             continue
-        async with database.pool.acquire() as connection:
+        async with database.connection() as connection:
             await connection.execute(f"DROP TABLE {name}")
         log.info("retention_dropped", partition=name)
 

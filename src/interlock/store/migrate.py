@@ -37,7 +37,7 @@ async def migrate(database: Database) -> list[str]:
     """Apply what is missing; returns the names of what was applied."""
 
     async def attempt() -> list[str]:
-        async with database.pool.acquire() as connection:
+        async with database.connection() as connection:
             _check_version(connection.get_server_version())
             return await _migrate(connection)
 
@@ -83,7 +83,7 @@ async def _pending(connection: Any) -> list[Migration]:
 
 
 async def status(database: Database) -> dict[str, Any]:
-    async with database.pool.acquire() as connection:
+    async with database.connection() as connection:
         try:
             rows = await connection.fetch("SELECT name FROM migration ORDER BY name")
         except asyncpg.UndefinedTableError:

@@ -92,10 +92,19 @@ class Tx:
 
 
 class _Clean(asyncpg.Connection):  # type: ignore[misc]
-    """Nothing that we do outlives its transaction: a connection that comes back needs no cleaning round trip."""
+    """Nothing that we do outlives its transaction: a connection that comes back needs no cleaning round trip.
+
+    Unless its user was cancelled between the parts of a statement. The server then waits for the rest of it, with locks
+    held, and sends an error to the next user when the statement's time is over: one round trip ends it.
+    """
+
+    interrupted = False
 
     def get_reset_query(self) -> str:
-        return ""
+        if not self.interrupted:
+            return ""
+        self.interrupted = False
+        return "SELECT"
 
 
 class Database:
@@ -136,8 +145,18 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """One try, no retry: for callers that know what to do when it breaks."""
-        async with self.pool.acquire() as connection, connection.transaction():
+        async with self.connection() as connection, connection.transaction():
             yield Tx(connection)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        """A connection of the pool, clean again however its user ends."""
+        async with self.pool.acquire() as connection:
+            try:
+                yield connection
+            except asyncio.CancelledError:
+                connection._con.interrupted = True
+                raise
 
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
         """One transaction, tried again from its beginning when the connection breaks."""
@@ -161,7 +180,7 @@ class Database:
 
     async def _single(self, method: str, name: str, args: tuple[Any, ...], patience: float | None) -> Any:
         async def attempt() -> Any:
-            async with self.pool.acquire() as connection:
+            async with self.connection() as connection:
                 return await getattr(connection, method)(SQL[name], *args)
 
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
@@ -216,6 +235,8 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
         except UNSTORABLE:
             raise
         except TRANSIENT as error:
+            if isinstance(error, asyncpg.InterfaceError) and "argument" in str(error):
+                raise  # ours: the same statement would be refused again
             if time.monotonic() + delay > deadline:
                 raise Unavailable(
                     f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}"
