@@ -1,6 +1,7 @@
 """The same request twice, over HTTP: one effect, equal answers."""
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -164,3 +165,24 @@ async def test_a_secret_is_shown_once_and_never_kept(rig: Rig, path: str, body: 
     assert second.json() == {**first.json(), "key": None}
     [kept] = await rig.sql("SELECT response_body FROM idempotency")
     assert secret.encode() not in kept["response_body"]
+
+
+async def test_a_start_takes_the_newest_version_though_an_older_one_is_remembered(
+    rig: Rig, http: httpx2.AsyncClient
+) -> None:
+    async def start(key: str) -> httpx2.Response:
+        return await http.post("/api/runs", json={"workflow": "echo"}, headers={"Idempotency-Key": key})
+
+    first = await start("a")
+    await rig.apply("{name: echo, steps: [{id: a, tool: t.echo}, {id: b, tool: t.echo}]}")
+    second, again = await start("b"), await start("a")
+    assert (first.json()["workflow_version"], second.json()["workflow_version"]) == (1, 2)
+    assert again.content == first.content
+    assert await runs(rig) == 2
+
+
+async def test_an_answer_has_the_time_that_its_run_has(rig: Rig, http: httpx2.AsyncClient) -> None:
+    for headers in ({}, {"Idempotency-Key": "x"}):
+        answer = (await http.post("/api/runs", json={"workflow": "echo"}, headers=headers)).json()
+        shown = (await http.get(f"/api/runs/{answer['id']}")).json()
+        assert datetime.fromisoformat(answer["created_at"]) == datetime.fromisoformat(shown["created_at"])

@@ -70,13 +70,22 @@ async def change(
     found: Services, who: Principal, request: Request, work: Callable[[Tx], Awaitable[Answer]]
 ) -> Response:
     """Everything that changes state goes through here: once per idempotency key, if one is given."""
+    asked = await asked_once(who, request)
+    if asked is None:
+        return answered(await found.database.command(work))
+    return answered(await idempotency.once(found.database, asked, work, problem_answer))
+
+
+async def asked_once(who: Principal, request: Request) -> idempotency.Request | None:
+    """What the request is known by, if it has an idempotency key."""
     key, body = await _idempotency_key(request)
     if key is None:
-        answer = await found.database.command(work)
-    else:
-        digest = idempotency.Request.hash_of(request.method, request.url.path, body)
-        asked = idempotency.Request(who.tenant_id, f"api:{who.key_id}:{key}", "api", digest)
-        answer = await idempotency.once(found.database, asked, work, problem_answer)
+        return None
+    digest = idempotency.Request.hash_of(request.method, request.url.path, body)
+    return idempotency.Request(who.tenant_id, f"api:{who.key_id}:{key}", "api", digest)
+
+
+def answered(answer: Answer) -> Response:
     headers = {"Idempotency-Replayed": "true"} if answer.replayed else None
     media_type = "application/problem+json" if answer.status >= 400 else "application/json"
     return Response(answer.body, answer.status, headers=headers, media_type=media_type)

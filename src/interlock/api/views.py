@@ -39,6 +39,13 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
+def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:
+    """The same in two parts, for a statement that writes the time of creation between them."""
+    mark = f"created at {new.id}"
+    before, _, after = dump(new_run_view(new, who, mark)).decode().partition(mark)
+    return before, after
+
+
 def step_views(journal: Journal) -> list[dict[str, Any]]:
     return [
         {

@@ -5,7 +5,8 @@ the same key waits at the record's row until the first has ended, then gets the 
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -68,14 +69,23 @@ async def once(
         return answer
 
     try:
-        return await database.command(attempt)
+        with says_in_flight(request):
+            return await database.command(attempt)
     except (Conflict, Invalid) as error:
         if error.code in (_REUSED, _IN_FLIGHT):
             raise
         answer = problem(error)
         return await database.command(lambda tx: remember_error(tx, answer))
+
+
+@contextmanager
+def says_in_flight(request: Request | None) -> Iterator[None]:
+    """A lock that is not to be had is the record's: another request with the same key holds it."""
+    try:
+        yield
     except Unavailable as error:
-        if not isinstance(error.__cause__, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError):
+        awaited = isinstance(error.__cause__, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError)
+        if request is None or not awaited:
             raise
         metrics.idempotency_hits.labels(request.source, "in_flight").inc()
         raise Conflict("the first request with this key is still being answered; try again", code=_IN_FLIGHT) from None

@@ -10,7 +10,8 @@ from uuid import UUID
 import orjson
 
 from interlock.definition.plan import Plan, StepKind
-from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
+from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
+from interlock.engine.outside import OpenRun, entry_of, journal_for, move_on, open_run, put_back, read_journal, say
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
@@ -33,6 +34,8 @@ class NewRun:
     trigger: dict[str, Any]
     deadline_seconds: float | None = None
     watch_seconds: float | None = None
+    # The version is the newest that is remembered here, and starts only if there is none newer.
+    if_newest: bool = False
 
 
 async def prepare(
@@ -45,11 +48,14 @@ async def prepare(
     trigger: dict[str, Any] | None = None,
     deadline_seconds: float | None = None,
     watch_seconds: float | None = None,
+    remembered: bool = False,
 ) -> NewRun:
-    found, plan = await plans.find(principal.tenant_id, workflow, version)
+    """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`."""
+    newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
+    found, plan = newest or await plans.find(principal.tenant_id, workflow, version)
     trigger = trigger or {"source": "api", "ref": None}
     deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
-    return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds)
+    return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
 
 
 def starts_in_queue(plan: Plan) -> bool:
@@ -64,19 +70,48 @@ async def start_many(
 
     Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all.
     """
-    rows = await tx.fetch(
+    row = await _start(tx, database, principal, news)
+    assert row is not None
+    if row["turn"] is not None and not may_wait:
+        seconds = math.ceil((row["turn"] - row["now"]).total_seconds())
+        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
+    created_at: datetime = row["now"]
+    return created_at
+
+
+async def start_once(
+    database: Database, principal: Principal, new: NewRun, request: Request | None, answer: tuple[str, str]
+) -> Answer | None:
+    """The run, the record of the request and its answer in one statement, which is its own transaction.
+
+    The answer comes in two parts, before and after the time of creation. None: nothing started, because the request
+    was made before or the workflow has a newer version than the one that was remembered.
+    """
+    record = (request.key, request.source, request.hash, KEEP_SECONDS) if request else (None,) * 4
+    with says_in_flight(request):
+        row = await _start(database, database, principal, [new], (*record, *answer))
+    if row is None:
+        return None
+    if request:
+        metrics.idempotency_hits.labels(request.source, "miss").inc()
+    return Answer(201, row["answer"], new.id)
+
+
+async def _start(
+    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun],
+    record: tuple[Any, ...] = (None,) * 6,
+) -> Row | None:  # fmt: skip
+    row = await tx.row(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
+        *record, news[0].if_newest,
     )  # fmt: skip
-    if rows[0]["turn"] is not None and not may_wait:
-        seconds = math.ceil((rows[0]["turn"] - rows[0]["now"]).total_seconds())
-        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
-    for new in news:
-        log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
-    created_at: datetime = rows[0]["now"]
-    return created_at
+    if row is not None:
+        for new in news:
+            log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+    return row
 
 
 async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
@@ -110,7 +145,21 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
 
 
 async def get(tx: Tx | Database, principal: Principal, run_id: UUID) -> Row:
-    row = await tx.row("get_run", principal.tenant_id, run_id)
+    return _visible(await tx.row("get_run", principal.tenant_id, run_id), principal, run_id)
+
+
+async def get_to_show(
+    tx: Tx | Database, plans: Plans, principal: Principal, run_id: UUID, *, only_settled: bool = False
+) -> tuple[Row, Journal | None]:
+    """The run with its journal; with `only_settled`, the journal comes when the run has come to rest."""
+    row = _visible(await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled), principal, run_id)
+    if row["entries"] is None:
+        return row, None
+    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+    return row, journal_for(row, plan).replay(entry_of(e) for e in row["entries"])
+
+
+def _visible(row: Row | None, principal: Principal, run_id: UUID) -> Row:
     if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
     return row

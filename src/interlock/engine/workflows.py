@@ -33,9 +33,16 @@ class Plans:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._plans: dict[tuple[UUID, str, int], Plan] = {}
+        self._newest: dict[tuple[UUID, str], int] = {}
 
     def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
         return self._plans.get((tenant_id, name, version))
+
+    def newest(self, tenant_id: UUID, name: str) -> tuple[int, Plan] | None:
+        """What was the newest version when we last looked: for a statement that checks that it still is."""
+        version = self._newest.get((tenant_id, name))
+        plan = self.known(tenant_id, name, version) if version is not None else None
+        return (version, plan) if version is not None and plan is not None else None
 
     async def get(self, tenant_id: UUID, name: str, version: int) -> Plan:
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version))[1]
@@ -50,5 +57,8 @@ class Plans:
         if key not in self._plans:
             if len(self._plans) >= self._MOST:
                 self._plans.clear()
+                self._newest.clear()
             self._plans[key] = load(orjson.loads(row["source"]))
+        if version is None:
+            self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]

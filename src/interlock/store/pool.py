@@ -186,7 +186,8 @@ class Database:
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
 
 
-def connection_options(database: Database) -> dict[str, Any]:
+def connection_options(database: Database, *, durable: bool = True) -> dict[str, Any]:
+    """Commits on a connection that is not `durable` are there at once, and may be forgotten if the server crashes."""
     settings = database.settings
     options: dict[str, Any] = {
         "dsn": database.url,
@@ -206,6 +207,7 @@ def connection_options(database: Database) -> dict[str, Any]:
             # Whole tables fit in memory or lie on flash here: an index is nearly always the better way in.
             "random_page_cost": "1.1",
         }
+        | ({} if durable else {"synchronous_commit": "off"})
     }
 
 

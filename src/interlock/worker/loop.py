@@ -32,6 +32,8 @@ from interlock.worker.gate import Gate
 FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
 _BUSY_RETRY_SECONDS = 0.003
+# Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
+_HEAD_START = 4
 
 
 async def _either(event: asyncio.Event, seconds: float) -> None:
@@ -168,7 +170,9 @@ class Worker:
         while not self.draining:
             try:
                 if connection is None or connection.is_closed():
-                    connection = await asyncpg.connect(**connection_options(self.database))
+                    # A claim that a crash of the server forgets was never made: its token is refused, and whatever
+                    # was written under it would have made it durable too.
+                    connection = await asyncpg.connect(**connection_options(self.database, durable=False))
                 while not self.draining:
                     if unsure or self._forgot:
                         self._forgot = False
@@ -208,6 +212,8 @@ class Worker:
         claim = await leases.claim(tx, self.database.clock(), self.me, self.capacity - len(self.drivers))
         self._take_up(claim.runs)
         if claim.dry:
+            for _ in range(_HEAD_START):
+                await asyncio.sleep(0)
             rested = await leases.rest(tx, claim.dry)
             if rested and len(claim.dry) == claim.lanes:
                 return self.settings.poll_seconds

@@ -1,15 +1,42 @@
 -- Runs: starting them and looking at them.
 
 -- name: start_runs
--- moves: run -create-> pending
+-- moves: run -create-> pending, idempotency -> processing, idempotency processing -complete-> completed
 -- One or many at once. An id that is already there was started by an earlier try of the same call. A tenant with a
 -- rate gives each run the next free place in a minute; those of later minutes wait for theirs, in order.
-WITH asked AS (
-  SELECT * FROM unnest(
-    $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[], $10::float8[],
-    $11::float8[], $12::text[]
-  ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
-                          deadline_seconds, watch_seconds, requester, place)
+--
+-- With an idempotency key ($13) nothing starts if the key was used before; the record and its answer, in whose middle
+-- the time of creation is written, commit with the run. $19 says that the version is the newest the caller knows:
+-- nothing starts if there is a newer one.
+WITH newest AS MATERIALIZED (
+  SELECT NOT $19 OR NOT EXISTS (
+    SELECT FROM workflow WHERE tenant_id = ($3::uuid[])[1] AND name = ($5::text[])[1] AND version > ($6::int[])[1]
+  ) AS known
+), answer AS MATERIALIZED (
+  SELECT convert_to(
+    $17 || to_char(coalesce($1, now()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"') || $18, 'UTF8'
+  ) AS body
+), begun AS (
+  INSERT INTO idempotency (tenant_id, key, source, status, request_hash, response_status, response_body, run_id,
+                           created_at, expires_at)
+  SELECT ($3::uuid[])[1], $13, $14, 'completed', $15, 201, body, ($2::uuid[])[1],
+         coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $16)
+    FROM newest, answer WHERE known AND $13::text IS NOT NULL
+  ON CONFLICT (tenant_id, key) DO UPDATE
+     SET status = 'completed', request_hash = excluded.request_hash, response_status = excluded.response_status,
+         response_body = excluded.response_body, run_id = excluded.run_id, created_at = excluded.created_at,
+         expires_at = excluded.expires_at
+   WHERE idempotency.expires_at <= coalesce($1, now())
+  RETURNING key
+), asked AS (
+  SELECT a.*
+    FROM unnest(
+           $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[],
+           $10::float8[], $11::float8[], $12::text[]
+         ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
+                                 deadline_seconds, watch_seconds, requester, place),
+         newest
+   WHERE newest.known AND ($13 IS NULL OR EXISTS (SELECT FROM begun))
 ), rate AS MATERIALIZED (
   SELECT tenant_id, max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
     FROM lane
@@ -46,7 +73,7 @@ WITH asked AS (
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text,
+SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text, (SELECT body FROM answer) AS answer,
        (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
   FROM (SELECT DISTINCT tenant_id FROM asked) AS lanes, (SELECT count(*) FROM paced) AS _;
 
@@ -63,6 +90,13 @@ RETURNING *;
 
 -- name: get_run
 SELECT * FROM run WHERE tenant_id = $1 AND id = $2;
+
+-- name: get_run_to_show
+-- With its journal if it has come to rest, or if it is wanted all the same.
+SELECT run.*,
+       CASE WHEN $3 OR completed_at IS NOT NULL OR status = 'waiting_approval'
+            THEN ARRAY(SELECT entry FROM entry WHERE run_id = run.id ORDER BY seq) END AS entries
+  FROM run WHERE tenant_id = $1 AND id = $2;
 
 -- name: list_runs
 -- Newest first. The cursor is the id of the last run seen.
