@@ -40,12 +40,17 @@ async def explain(connection: Any, mode: str, *, analyze: bool = False) -> dict[
     worker = await connection.fetchval("SELECT id FROM worker")
     await connection.execute(f"SET plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
+    plan = await explain_prepared(connection, worker, analyze=analyze)
+    await connection.execute("DEALLOCATE claim")
+    return plan
+
+
+async def explain_prepared(connection: Any, worker: Any, *, analyze: bool) -> dict[str, Any]:
     options = "FORMAT JSON, ANALYZE, BUFFERS" if analyze else "FORMAT JSON"
     transaction = connection.transaction()
     await transaction.start()
     text = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE claim (NULL, '{worker}', 20, 'worker:w')")
     await transaction.rollback()
-    await connection.execute("DEALLOCATE claim")
     plan: dict[str, Any] = json.loads(text)[0]["Plan"]
     return plan
 
@@ -88,3 +93,18 @@ async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: async
     # And it would be noticed: without the lanes' index every lane is looked at.
     await backlog.execute("DROP INDEX lane_turn")
     assert ("Seq Scan", "lane") in scans(await explain(backlog, "force_custom_plan"))
+
+
+async def test_a_plan_that_was_made_for_an_empty_queue_is_good_for_a_long_one(database: Database) -> None:
+    worker = uuid7()
+    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0)
+    async with database.pool.acquire() as connection, database.pool.acquire() as other:
+        await connection.execute("UPDATE worker SET status = 'running'")
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
+        await explain_prepared(connection, worker, analyze=True)
+        await other.execute(_FILL)
+        plan = await explain_prepared(connection, worker, analyze=True)
+    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    assert pages < 5000, pages
+    assert sum(node.get("Rows Removed by Filter", 0) for node in nodes(plan)) < 100

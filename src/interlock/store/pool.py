@@ -206,6 +206,10 @@ def connection_options(database: Database, *, durable: bool = True) -> dict[str,
             "jit": "off",
             # Whole tables fit in memory or lie on flash here: an index is nearly always the better way in.
             "random_page_cost": "1.1",
+            # And every statement of ours has one. A plan that was made while a table was small, and read whole, would
+            # stay until the table is analyzed: by then there may be a hundred thousand runs in it.
+            "enable_seqscan": "off",
+            "enable_bitmapscan": "off",
         }
         | ({} if durable else {"synchronous_commit": "off"})
     }

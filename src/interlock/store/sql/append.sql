@@ -43,6 +43,7 @@ WITH me AS MATERIALIZED (
     FROM leaving
    WHERE (SELECT count(*) FROM lanes) > 0
      AND run.id = leaving.run_id
+     AND run.id = ANY($15::uuid[])  -- said twice: a join alone may be made by reading all runs
      AND run.lease_token = leaving.token
      AND run.lease_worker = (SELECT id FROM me)
      AND run.status = leaving.from_status

@@ -41,6 +41,7 @@ WITH me AS MATERIALIZED (
 ), taken AS (
   DELETE FROM ready USING picked
    WHERE ready.tenant_id = picked.tenant_id AND ready.run_id = picked.run_id
+     AND ready.run_id = ANY(ARRAY(SELECT run_id FROM picked))
 ), leased AS (
   UPDATE run
      SET status = CASE WHEN picked.fresh THEN 'running' ELSE run.status END,
@@ -50,7 +51,10 @@ WITH me AS MATERIALIZED (
          lease_worker = $2,
          wake_at = NULL
     FROM picked
-   WHERE run.id = picked.run_id AND run.completed_at IS NULL AND run.lease_worker IS NULL
+   WHERE run.id = picked.run_id AND run.lease_worker IS NULL
+     -- Said twice, for a join alone may be made by reading all runs; and not IS NULL, which invites to read all open ones.
+     AND run.id = ANY(ARRAY(SELECT run_id FROM picked))
+     AND coalesce(run.completed_at, 'infinity') = 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
             run.started_at, picked.fresh, picked.lost
