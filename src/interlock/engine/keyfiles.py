@@ -15,6 +15,7 @@ import fcntl
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
@@ -25,6 +26,7 @@ from interlock.governance.redact import tenant_salt
 from interlock.settings import Settings
 
 _PEM = "-----BEGIN "
+_LOOK_SECONDS = 1.0
 _SHORTEST_REDACTION_KEY = 16
 
 
@@ -99,10 +101,12 @@ class Salts:
         self._path = settings.data_dir / "redaction.key"
         self._master = given.get_secret_value().encode() if given else None
         self._salts: dict[UUID, bytes] = {}
+        self._next_look = 0.0
 
     def make(self) -> None:
         if self._master is None:
             _write_once(self._path, secrets.token_hex(32))
+            self._next_look = 0.0
 
     def __call__(self, tenant_id: UUID) -> bytes | None:
         salt = self._salts.get(tenant_id)
@@ -111,7 +115,9 @@ class Salts:
         return salt
 
     def _read_master(self) -> bytes | None:
-        if self._master is None:
+        # It may come to be here at any time, but is not looked for at every write.
+        if self._master is None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
             text = (_read(self._path) or "").strip()
             self._master = text.encode() if len(text) >= _SHORTEST_REDACTION_KEY else None
         return self._master
