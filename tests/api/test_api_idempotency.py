@@ -141,8 +141,8 @@ class TestImpatient:
         transaction = other.transaction()
         await transaction.start()
         await other.execute(
-            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at)"
-            " VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day')",
+            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at,"
+            " lock_expires_at) VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day', now())",
             rig.admin.tenant_id, f"api:{rig.admin.key_id}:k1",
         )  # fmt: skip
         answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
