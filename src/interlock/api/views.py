@@ -7,9 +7,11 @@ import orjson
 
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
+from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.journal import Journal
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
+from interlock.wire import Initiator
 
 _RUN_COLUMNS = (
     "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "session_id", "job_id",
@@ -19,7 +21,8 @@ _RUN_COLUMNS = (
 
 def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _RUN_COLUMNS}
-    view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
+    view |= {column: _json(row[column]) for column in ("input", "result", "error")}
+    view["trigger"] = trigger_view(_json(row["trigger"]), row["requested_by"])
     view["cost_usd"] = float(row["cost_usd"])
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
@@ -34,9 +37,16 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
     return view | {
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
-        "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
+        "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
+        "cost_usd": 0.0,
         "steps": step_views(journal),
     }  # fmt: skip
+
+
+def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
+    """How a run came to be. One that somebody asked for has their name by itself."""
+    somebody = {"initiator": Initiator.USER, "user": requested_by.rpartition(":")[0]}
+    return somebody | {"metadata": {}, "external_event": None} | trigger
 
 
 def step_views(journal: Journal) -> list[dict[str, Any]]:
@@ -181,6 +191,24 @@ def worker_view(row: Row) -> dict[str, Any]:
 def tool_view(tool: Tool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
+
+
+def trigger_definition_view(row: Row, tenant: str) -> dict[str, Any]:
+    columns = ("name", "kind", "workflow", "workspace_id", "digest", "created_at", "updated_at")
+    path = {"github": f"/api/hooks/github/{row['name']}", "slack": "/api/hooks/slack/commands"}.get(
+        row["kind"], f"/api/hooks/{row['name']}"
+    )
+    if row["kind"] != "slack" and tenant != DEFAULT_TENANT:
+        path += f"?tenant={tenant}"
+    return {column: row[column] for column in columns} | {"path": path, "acts_as": row["key_name"]}
+
+
+def schedule_view(row: Row) -> dict[str, Any]:
+    columns = (
+        "name", "cron", "timezone", "workflow", "missed", "workspace_id", "next_at", "paused_at", "paused_why",
+        "last_slot", "last_run_id", "created_at",
+    )  # fmt: skip
+    return {column: row[column] for column in columns} | {"input": _json(row["input"]), "acts_as": row["key_name"]}
 
 
 def _json(text: str | None) -> Any:
