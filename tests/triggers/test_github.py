@@ -328,3 +328,27 @@ async def test_five_hundred_mixed_deliveries_start_exactly_the_distinct_ones(rig
 @pytest.mark.chaos
 async def test_ten_thousand_mixed_deliveries_start_exactly_the_distinct_ones(rig: Rig, apply: Apply) -> None:
     await mixed(rig, apply, 10_000, at_once=32)
+
+
+async def test_every_event_of_a_run_says_who_or_what_made_it_happen(rig: Rig, apply: Apply) -> None:
+    await apply(**HOOK, workflow="gate")
+    run_id = (await from_github(rig, "issues.opened")).json()["run_id"]
+    approver = rig.http(await rig.key("grace", "approver"))
+    assert (await approver.post(f"/api/runs/{run_id}/approve", json={"reason": "fine"})).status_code == 200
+    events = (await rig.http().get(f"/api/runs/{run_id}/events")).json()["items"]
+    context = {event["type"]: event["data"]["context"] for event in events}
+    created = context["run_created"]
+    assert (created["initiator"], created["user"], created["external_event"]["event_type"]) == (
+        "webhook", "ada", "issues.opened",
+    )  # fmt: skip
+    asked, decided = context["approval_requested"], context["approval_resolved"]
+    assert (asked["initiator"], asked["approval"]["id"]) == ("system", decided["approval"]["id"])
+    assert (decided["initiator"], decided["user"]) == ("approval", "grace")
+    assert {name: decided["approval"][name] for name in ("decision", "decided_by", "reason")} == {
+        "decision": "approved", "decided_by": "grace", "reason": "fine",
+    }  # fmt: skip
+    late = (await from_github(rig, "issues.opened")).json()["run_id"]
+    rig.clock.advance(30 * 86400)
+    await rig.sweep()
+    events = (await rig.http().get(f"/api/runs/{late}/events")).json()["items"]
+    assert {"timeout"} == {e["data"]["context"]["initiator"] for e in events if e["type"] == "approval_resolved"}

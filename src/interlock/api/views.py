@@ -5,6 +5,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import orjson
 
+from interlock.api.context import context_of
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
@@ -75,6 +76,7 @@ def step_views(journal: Journal) -> list[dict[str, Any]]:
 
 def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
     data = _json(row["data"]) or {}
+    context = context_of(row, data)
     if row["step"] is not None:
         data = {"step_key": row["step"], **data}
     if row["event"] is not None:
@@ -83,7 +85,7 @@ def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
         data["attempt"] = row["attempt"]
     if row["output"] is not None:
         data["output"] = _json(row["output"])
-    data["actor"] = row["actor"]
+    data |= {"actor": row["actor"], "context": context}
     return {
         "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
         "data": data,
