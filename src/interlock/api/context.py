@@ -27,9 +27,7 @@ def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
     match row["type"]:
         case EntryType.RUN_CREATED:
             told = data.get("trigger") or {}
-            context |= {
-                name: told[name] for name in ("initiator", "user", "metadata", "external_event") if name in told
-            }
+            context |= {name: told[name] for name in _TOLD if name in told}
         case EntryType.APPROVAL_REQUESTED:
             context["approval"] = {"id": data["approval_id"], "action": data.get("summary")}
         case EntryType.APPROVAL_RESOLVED:

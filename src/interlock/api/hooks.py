@@ -27,9 +27,10 @@ router = APIRouter(prefix="/api/hooks", tags=["hooks"])
 Tenant = Annotated[str, Query(description="Whose trigger it is.", max_length=100)]
 _KEPT_TO_OURSELVES = ("authorization", "cookie", "proxy-authorization")
 _LONGEST_ID = 255
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}}
 
 
-@router.post("/github/{name}", status_code=202, response_model=Accepted)
+@router.post("/github/{name}", status_code=202, response_model=Accepted, openapi_extra=_BODY)
 async def on_github(name: str, request: Request, found: Svc, tenant: Tenant = DEFAULT_TENANT) -> Response:
     """A GitHub webhook, signed with the trigger's secret. The same delivery again answers the same run."""
     to = await triggers.receiver(found.database, tenant, TriggerKind.GITHUB, name)
@@ -38,7 +39,7 @@ async def on_github(name: str, request: Request, found: Svc, tenant: Tenant = DE
     return await _deliver(found, to, triggers.github_event(_headers(request, to), _github_payload(request, body)), body)
 
 
-@router.post("/{name}", status_code=202, response_model=Accepted)
+@router.post("/{name}", status_code=202, response_model=Accepted, openapi_extra=_BODY)
 async def on_webhook(name: str, request: Request, found: Svc, tenant: Tenant = DEFAULT_TENANT) -> Response:
     """Any webhook signed by Standard Webhooks, or with an HMAC in a header. The same delivery again answers the same
     run."""

@@ -114,7 +114,7 @@ async def receiver(database: Database, tenant: str, kind: TriggerKind, name: str
         opened = await Secrets(database).open(who.tenant_id, [trigger.secret])
     except Terminal as error:
         log.error("trigger_without_secret", trigger=name, tenant=tenant, error=str(error))
-        raise Unavailable("the trigger's secret cannot be opened here", code="TRIGGER_SECRET_MISSING") from None
+        raise Unavailable("the trigger's secret cannot be opened here", code="TRIGGER_NOT_READY") from None
     return Receiver(trigger, who, opened.values[trigger.secret], row["revoked_at"] is not None)
 
 
