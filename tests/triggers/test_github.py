@@ -9,7 +9,7 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from interlock.engine import secrets, sweeps, tenants, triggers
+from interlock.engine import idempotency, secrets, sweeps, tenants, triggers
 from interlock.store.pool import Database
 from tests.rig import Rig
 from tests.triggers.conftest import Apply
@@ -352,3 +352,43 @@ async def test_every_event_of_a_run_says_who_or_what_made_it_happen(rig: Rig, ap
     await rig.sweep()
     events = (await rig.http().get(f"/api/runs/{late}/events")).json()["items"]
     assert {"timeout"} == {e["data"]["context"]["initiator"] for e in events if e["type"] == "approval_resolved"}
+
+
+async def test_a_delivery_that_is_cut_off_in_the_middle_leaves_nothing_and_can_come_again(
+    rig: Rig, apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await apply(**HOOK)
+    real, inside = idempotency.complete, asyncio.Event()
+
+    async def stuck(*_: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(idempotency, "complete", stuck)
+    first = asyncio.create_task(from_github(rig, "pull_request.opened", delivery="d1"))
+    await asyncio.wait_for(inside.wait(), 10)
+    monkeypatch.setattr(idempotency, "complete", real)
+    second = asyncio.create_task(from_github(rig, "pull_request.opened", delivery="d1"))
+    await rig_waits_for_a_lock(rig)
+    first.cancel()  # as if its process had died: the connection goes, and with it all it had done
+    answer = await asyncio.wait_for(second, 10)
+    assert (answer.status_code, answer.json()["outcome"]) == (202, "started")
+    [run] = await runs(rig)
+    assert str(run["id"]) == answer.json()["run_id"]
+
+
+async def rig_waits_for_a_lock(rig: Rig) -> None:
+    waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(10):
+        while not await rig.sql(waiting):
+            pass
+
+
+DEEP = b'{"x": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+
+
+@pytest.mark.parametrize("payload", [b'{"x": "\\u0000"}', DEEP], ids=["NUL", "deep"])
+async def test_a_payload_that_cannot_be_kept_is_refused(rig: Rig, apply: Apply, payload: bytes) -> None:
+    await apply(**HOOK, when="payload.x != 1")
+    answer = await from_github(rig, "push", orjson.Fragment(payload))
+    assert (answer.status_code, await runs(rig)) == (422, [])

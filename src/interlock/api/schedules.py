@@ -55,7 +55,7 @@ async def pause(name: str, request: Request, found: Svc, who: Who) -> Response:
 
 @router.post("/{name}/resume", response_model=Schedule)
 async def resume(name: str, request: Request, found: Svc, who: Who) -> Response:
-    """From now on, with the key that resumes it. The slots of the pause are not made up for."""
+    """From now on; the slots of the pause are not made up for. If its key was revoked, yours takes its place."""
     return await _change(found, who, request, name, schedules.resume)
 
 

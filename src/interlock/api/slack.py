@@ -283,6 +283,8 @@ async def _start(
 ) -> dict[str, Any]:
     """Once for each time that somebody pressed return, however often Slack sends it."""
     who.require(Permission.START)
+    if not form.get("trigger_id"):
+        raise Invalid("`trigger_id` is missing: without it a repetition cannot be told from a second command")
     user = f"{form.get('team_id')}:{form.get('user_id')}"
     command = form.get("command", "")
     context = triggers.context_of(

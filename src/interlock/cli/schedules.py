@@ -98,7 +98,7 @@ def pause(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
 
 @app.command(epilog=example("interlock schedule resume nightly"))
 def resume(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Go on from now, with the key that resumes it. The slots of the pause are not made up for."""
+    """Go on from now. The slots of the pause are not made up for. If its key was revoked, yours takes its place."""
     with connect(ctx) as client:
         schedule = client.resume_schedule(name)
     said = f"resumed {visible(schedule.name)}, next at {show.moment(schedule.next_at)}"

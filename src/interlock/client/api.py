@@ -376,7 +376,7 @@ class Api:
 
     @endpoint
     def resume_schedule(self, name: str) -> Call[Schedule]:
-        """From now on, with this client's key. The slots of the pause are not made up for."""
+        """From now on; the slots of the pause are not made up for. If its key was revoked, this one takes its place."""
         return post(at("/api/schedules/{}/resume", name), Schedule)
 
     @endpoint

@@ -106,6 +106,10 @@ class Trigger:
         if not isinstance(made, dict):
             whose = "its payload" if self.input is None else "input"
             raise Unfit(f"{whose} is {described(made)}; a run's input is a mapping, so write `input:` as one")
+        try:
+            orjson.dumps(made)  # what one parser reads another may not be able to write: it may be too deep
+        except orjson.JSONEncodeError as error:
+            raise Unfit(f"input: it cannot be stored: {error}") from None
         return made
 
     def id_of(self, event: Event) -> str:

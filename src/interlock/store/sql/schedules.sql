@@ -30,9 +30,14 @@ UPDATE schedule
  WHERE tenant_id = $2 AND name = $3;
 
 -- name: resume_schedule
--- What was due while it was paused was not missed. It acts with the key of whoever resumes it.
-UPDATE schedule SET next_at = $3, paused_at = NULL, paused_why = NULL, key_id = $4, workspace_id = $5
- WHERE tenant_id = $1 AND name = $2 AND paused_at IS NOT NULL;
+-- What was due while it was paused was not missed. If its key was revoked, it acts with that of whoever resumes it.
+UPDATE schedule
+   SET next_at = $3, paused_at = NULL, paused_why = NULL,
+       key_id = CASE WHEN api_key.revoked_at IS NULL THEN key_id ELSE $4 END,
+       workspace_id = CASE WHEN api_key.revoked_at IS NULL THEN schedule.workspace_id ELSE $5 END
+  FROM api_key
+ WHERE api_key.id = schedule.key_id
+   AND schedule.tenant_id = $1 AND schedule.name = $2 AND paused_at IS NOT NULL;
 
 -- name: delete_schedule
 DELETE FROM schedule WHERE tenant_id = $1 AND name = $2;
