@@ -27,8 +27,6 @@ _NAMED = {
 }
 _FIELDS = "minute, hour, day of month, month, day of week"
 _ANY_DAY = datetime(2026, 1, 1, tzinfo=UTC)
-# More than any change of the clocks; around one, looking back can miss a slot that looking ahead finds.
-_CLOCK_CHANGE = timedelta(hours=3)
 
 
 class Missed(Term):
@@ -81,7 +79,8 @@ class Cron:
             case Missed.ALL:
                 return self._until(first, now, most)
             case Missed.LAST:
-                return self._until(max(first, self._before(now - _CLOCK_CHANGE, first)), now)[-1:]
+                # Looking back is quick, but in the hour that comes twice it passes over a slot: look ahead from there.
+                return self._until(max(first, self._before(now, first)), now)[-1:]
             case Missed.SKIP:
                 on_time = now - LATE
                 start = first if first >= on_time else self.after(on_time)
