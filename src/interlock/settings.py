@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")
     database_patience_seconds: PositiveFloat = Field(20.0, description="How long a request waits for a lost database.")
     pool_size: PositiveInt = Field(10, description="Database connections of one API process.")
+    idempotency_lock_seconds: PositiveFloat = Field(
+        300.0, description="After so long a request that nobody answered may be made again under its key."
+    )
     max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
     max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
 

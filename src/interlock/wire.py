@@ -89,11 +89,35 @@ class Problem(BaseModel):
 # ---------------------------------------------------------------- runs
 
 
+class Initiator(Term):
+    """Who or what made a transition."""
+
+    USER = "user", "Somebody with a key, or a person in Slack."
+    SYSTEM = "system", "The engine, a worker or a schedule."
+    TIMEOUT = "timeout", "A deadline passed."
+    POLICY = "policy", "The policy decided."
+    WEBHOOK = "webhook", "A delivery from outside."
+    APPROVAL = "approval", "People decided on an approval."
+
+
+class ExternalEvent(View):
+    """The event of another system that a run answers."""
+
+    event_type: str
+    source: str | None = None
+    event_id: str | None = None
+
+
 class Trigger(View):
     """What started a run: `source` is a kind (api, cli, github, schedule …), `ref` its own name for the occasion."""
 
     source: str
     ref: str | None = None
+    initiator: Initiator | None = None
+    # Who, by the name that the source has for them.
+    user: str | None = None
+    metadata: dict[str, Any] = {}
+    external_event: ExternalEvent | None = None
 
 
 class Step(View):
@@ -260,6 +284,87 @@ class Tool(View):
     risk: Tier = Tier.LOW
     idempotent: bool = False
     input_schema: dict[str, Any] = {}
+
+
+# ---------------------------------------------------------------- triggers and schedules
+
+
+class StoredTrigger(View):
+    """A trigger: what starts its workflow, and where deliveries go."""
+
+    name: str
+    kind: str
+    workflow: str
+    # Where its sender posts; commands go to Slack's own address.
+    path: str
+    # The name of whose key it acts with.
+    acts_as: str
+    workspace_id: str | None = None
+    digest: str
+    created_at: AwareDatetime
+    updated_at: AwareDatetime
+    source: Any = None
+
+
+class TestTrigger(Body):
+    """An event to try a trigger on: nothing is started."""
+
+    __test__ = False  # to pytest's collector its name looks like a test
+
+    payload: Any = None
+    # push, or pull_request.opened
+    event: Name | None = None
+    headers: dict[str, str] = {}
+
+
+class Tried(View):
+    """What an event would start."""
+
+    starts: bool
+    workflow: str
+    input: dict[str, Any] | None = None
+    # Why it starts nothing.
+    reason: str | None = None
+
+
+class Accepted(View):
+    """What became of a delivery."""
+
+    # started; ignored, with the reason; or processing, when the first delivery of it is still under way
+    outcome: Literal["started", "ignored", "processing"]
+    run_id: Id | None = None
+    workflow: str | None = None
+    reason: str | None = None
+
+
+class NewSchedule(Body):
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,99}$")]
+    cron: Name
+    timezone: Name = "UTC"
+    workflow: Name
+    input: Annotated[dict[str, Any], AfterValidator(_encodable)] = {}
+    # What becomes of slots that passed while nothing ran: none of them, the last one, or all.
+    missed: Literal["skip", "last", "all"] = "last"
+    request_id: Name | None = None
+
+
+class Schedule(View):
+    name: str
+    cron: str
+    timezone: str
+    workflow: str
+    input: Any = None
+    missed: str
+    acts_as: str
+    workspace_id: str | None = None
+    # Null while it is paused.
+    next_at: AwareDatetime | None = None
+    paused_at: AwareDatetime | None = None
+    # Why it was paused, if not by a person.
+    paused_why: str | None = None
+    last_slot: AwareDatetime | None = None
+    last_run_id: Id | None = None
+    created_at: AwareDatetime
 
 
 # ---------------------------------------------------------------- tenants, keys, workers

@@ -172,7 +172,7 @@ _ROW: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _MARK = {"completed_at": "now()", "reason": "'completed'", "stopped_at": "now()", "resolved_at": "now()"}
-_MARK |= {"response_body": "'x'"}
+_MARK |= {"response_body": "'x'", "error": "'e'", "lock_expires_at": "now()"}
 
 
 def marks(machine: Machine, state: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
 from interlock.api.views import dump, key_view, tenant_view, tool_view, usage_view, worker_view, workflow_view
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
@@ -20,18 +20,9 @@ from interlock.wire import ChangeTenant, Key, NewKey, NewTenant, Page, Role, Ten
 router = APIRouter(prefix="/api")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_YAML = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/yaml": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "object"}},
-        },
-    }
-}
 
 
-@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=_YAML)
+@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)
 async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
     """Apply a workflow, as YAML or JSON. The same content again is the same version."""
     who.require(Permission.DEFINE)

@@ -59,6 +59,18 @@ NUMBER = re.compile("[0-9]{1,9}")
 _KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-request-id")
 
 
+# The body of what is applied: what a person wrote, or a program.
+YAML = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/yaml": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
+
+
 class Json(Response):
     media_type = "application/json"
 

@@ -5,11 +5,14 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import orjson
 
+from interlock.api.context import context_of
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
+from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.journal import Journal
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
+from interlock.wire import Initiator
 
 _RUN_COLUMNS = (
     "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "session_id", "job_id",
@@ -19,7 +22,8 @@ _RUN_COLUMNS = (
 
 def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _RUN_COLUMNS}
-    view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
+    view |= {column: _json(row[column]) for column in ("input", "result", "error")}
+    view["trigger"] = trigger_view(_json(row["trigger"]), row["requested_by"])
     view["cost_usd"] = float(row["cost_usd"])
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
@@ -34,7 +38,8 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
     return view | {
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
-        "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
+        "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
+        "cost_usd": 0.0,
         "steps": step_views(journal),
     }  # fmt: skip
 
@@ -44,6 +49,12 @@ def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:
     mark = f"created at {new.id}"
     before, _, after = dump(new_run_view(new, who, mark)).decode().partition(mark)
     return before, after
+
+
+def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
+    """How a run came to be. One that somebody asked for has their name by itself."""
+    somebody = {"initiator": Initiator.USER, "user": requested_by.rpartition(":")[0]}
+    return somebody | {"metadata": {}, "external_event": None} | trigger
 
 
 def step_views(journal: Journal) -> list[dict[str, Any]]:
@@ -72,6 +83,7 @@ def step_views(journal: Journal) -> list[dict[str, Any]]:
 
 def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
     data = _json(row["data"]) or {}
+    context = context_of(row, data)
     if row["step"] is not None:
         data = {"step_key": row["step"], **data}
     if row["event"] is not None:
@@ -80,7 +92,7 @@ def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
         data["attempt"] = row["attempt"]
     if row["output"] is not None:
         data["output"] = _json(row["output"])
-    data["actor"] = row["actor"]
+    data |= {"actor": row["actor"], "context": context}
     return {
         "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
         "data": data,
@@ -188,6 +200,24 @@ def worker_view(row: Row) -> dict[str, Any]:
 def tool_view(tool: Tool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
+
+
+def trigger_definition_view(row: Row, tenant: str) -> dict[str, Any]:
+    columns = ("name", "kind", "workflow", "workspace_id", "digest", "created_at", "updated_at")
+    path = {"github": f"/api/hooks/github/{row['name']}", "slack": "/api/hooks/slack/commands"}.get(
+        row["kind"], f"/api/hooks/{row['name']}"
+    )
+    if row["kind"] != "slack" and tenant != DEFAULT_TENANT:
+        path += f"?tenant={tenant}"
+    return {column: row[column] for column in columns} | {"path": path, "acts_as": row["key_name"]}
+
+
+def schedule_view(row: Row) -> dict[str, Any]:
+    columns = (
+        "name", "cron", "timezone", "workflow", "missed", "workspace_id", "next_at", "paused_at", "paused_why",
+        "last_slot", "last_run_id", "created_at",
+    )  # fmt: skip
+    return {column: row[column] for column in columns} | {"input": _json(row["input"]), "acts_as": row["key_name"]}
 
 
 def _json(text: str | None) -> Any:

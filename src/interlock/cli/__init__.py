@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import admin, approvals, audit, evidence, grants, policies, receipts, runs, secrets, serve, workflows
+from interlock.cli import (
+    admin,
+    approvals,
+    audit,
+    evidence,
+    grants,
+    policies,
+    receipts,
+    runs,
+    schedules,
+    secrets,
+    serve,
+    triggers,
+    workflows,
+)
 from interlock.cli.connection import Flags
 from interlock.cli.outcome import OneLine, example
 
@@ -48,6 +62,8 @@ serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
 app.add_typer(approvals.app, name="approval")
+app.add_typer(triggers.app, name="trigger")
+app.add_typer(schedules.app, name="schedule")
 app.add_typer(policies.app, name="policy")
 app.add_typer(receipts.app, name="receipt")
 app.add_typer(grants.app, name="grant")

@@ -216,6 +216,7 @@ def event_line(event: "Event") -> str:
 def _what(data: Mapping[str, Any]) -> str:
     """`review: running → waiting_approval  attempt=1`, or simply every field."""
     rest = {name: value for name, value in data.items() if value not in (None, "", {}, [])}
+    rest.pop("context", None)  # for programs; people have the actor
     step, source, target = rest.pop("step_key", None), rest.pop("from_state", None), rest.pop("to_state", None)
     move = f"{source} → {target}" if source and target else target or ""
     head = ": ".join(cell(part) for part in (step, move) if part)

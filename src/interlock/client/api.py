@@ -24,6 +24,7 @@ from interlock.wire import (
     Key,
     NewGrant,
     NewKey,
+    NewSchedule,
     NewTenant,
     NewTrigger,
     Page,
@@ -33,12 +34,16 @@ from interlock.wire import (
     ResolveReceipt,
     Role,
     Run,
+    Schedule,
     SigningKey,
     StartRun,
     Stop,
     StoredSecret,
+    StoredTrigger,
     Tenant,
+    TestTrigger,
     Tool,
+    Tried,
     Usage,
     VerifyAudit,
     Worker,
@@ -308,6 +313,80 @@ class Api:
     def tools(self) -> Call[Page[Tool]]:
         """The tools that the server knows."""
         return get("/api/tools", Page[Tool])
+
+    # ------------------------------------------------------------ triggers and schedules
+
+    @endpoint
+    def apply_trigger(self, text: str) -> Call[StoredTrigger]:
+        """Apply a trigger from its YAML; one of the same name is replaced. It acts with this client's key."""
+        return send_text("/api/triggers", StoredTrigger, text.encode(), "application/yaml")
+
+    @endpoint
+    def triggers(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[StoredTrigger]]:
+        return get("/api/triggers", Page[StoredTrigger], limit=limit, cursor=cursor)
+
+    @endpoint
+    def trigger(self, name: str) -> Call[StoredTrigger]:
+        """A trigger with its source."""
+        return get(at("/api/triggers/{}", name), StoredTrigger)
+
+    @endpoint
+    def delete_trigger(self, name: str) -> Call[StoredTrigger]:
+        return delete(at("/api/triggers/{}", name), StoredTrigger)
+
+    @endpoint
+    def test_trigger(
+        self, name: str, payload: Any, *, event: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Call[Tried]:
+        """What an event would start, and with which input. Nothing is started."""
+        body = TestTrigger(payload=payload, event=event, headers=dict(headers or {}))
+        return post(at("/api/triggers/{}/test", name), Tried, body)
+
+    @endpoint
+    def create_schedule(
+        self,
+        name: str,
+        cron: str,
+        workflow: str,
+        input: Mapping[str, Any] | None = None,
+        *,
+        timezone: str = "UTC",
+        missed: Literal["skip", "last", "all"] = "last",
+    ) -> Call[Schedule]:
+        """A run for each slot of a cron expression. It acts with this client's key.
+
+        `missed` says what becomes of slots that passed while nothing ran: none of them, the last one, or all.
+        """
+        body = NewSchedule(
+            name=name, cron=cron, workflow=workflow, input=dict(input or {}), timezone=timezone, missed=missed
+        )
+        return post("/api/schedules", Schedule, body)
+
+    @endpoint
+    def schedules(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Schedule]]:
+        return get("/api/schedules", Page[Schedule], limit=limit, cursor=cursor)
+
+    @endpoint
+    def schedule(self, name: str) -> Call[Schedule]:
+        return get(at("/api/schedules/{}", name), Schedule)
+
+    @endpoint
+    def pause_schedule(self, name: str) -> Call[Schedule]:
+        return post(at("/api/schedules/{}/pause", name), Schedule)
+
+    @endpoint
+    def resume_schedule(self, name: str) -> Call[Schedule]:
+        """From now on; the slots of the pause are not made up for. If its key was revoked, this one takes its place."""
+        return post(at("/api/schedules/{}/resume", name), Schedule)
+
+    @endpoint
+    def run_schedule(self, name: str) -> Call[Run]:
+        """A run at once, besides the slots."""
+        return post(at("/api/schedules/{}/run", name), Run)
+
+    @endpoint
+    def delete_schedule(self, name: str) -> Call[Schedule]:
+        return delete(at("/api/schedules/{}", name), Schedule)
 
     # ------------------------------------------------------------ tenants, keys, workers
 

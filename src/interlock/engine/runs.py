@@ -114,6 +114,14 @@ async def _start(
     return row
 
 
+async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
+    """One run, wherever its first step is."""
+    if starts_in_queue(new.plan):
+        await start_many(tx, database, principal, [new])
+    else:
+        await start_waiting(tx, database, principal, new)
+
+
 async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
     run = await _insert(tx, database, principal, new)

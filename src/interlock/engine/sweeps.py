@@ -15,6 +15,7 @@ from interlock.store.pool import Database, Tx
 from interlock.telemetry import log, metrics
 
 _BATCH = 200
+_FORGET_BATCH = 1000
 
 
 async def wake_due(database: Database) -> int:
@@ -84,12 +85,22 @@ async def recount_lanes(database: Database) -> int:
 
 async def tend(database: Database, key: SigningKey | None = None) -> None:
     """Housekeeping: old idempotency records and messages, the journal's months that come and those that go."""
-    await database.fetch("forget_expired_keys", database.clock(), 1000)
+    await forget_keys(database)
     await outbox.tidy(database)
     async with database.connection() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))
     if database.settings.retention_days is not None:
         await _drop_old_months(database, database.settings.retention_days, key)
+
+
+async def forget_keys(database: Database) -> int:
+    """In batches, each a short transaction, until none is left: a busy day leaves many."""
+    total = 0
+    while gone := len(await database.fetch("forget_expired_keys", database.clock(), _FORGET_BATCH)):
+        total += gone
+        if gone < _FORGET_BATCH:
+            break
+    return total
 
 
 async def _drop_old_months(database: Database, days: int, key: SigningKey | None) -> None:

@@ -25,7 +25,7 @@ WITH newest AS MATERIALIZED (
   ON CONFLICT (tenant_id, key) DO UPDATE
      SET status = 'completed', request_hash = excluded.request_hash, response_status = excluded.response_status,
          response_body = excluded.response_body, run_id = excluded.run_id, created_at = excluded.created_at,
-         expires_at = excluded.expires_at
+         expires_at = excluded.expires_at, attempts = 1, error = NULL, lock_expires_at = NULL
    WHERE idempotency.expires_at <= coalesce($1, now())
   RETURNING key
 ), asked AS (

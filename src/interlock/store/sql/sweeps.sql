@@ -107,8 +107,11 @@ RETURNING in_flight;
 -- name: forget_expired_keys
 DELETE FROM idempotency
  WHERE (tenant_id, key) IN (
-   SELECT tenant_id, key FROM idempotency WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
- );
+   SELECT tenant_id, key FROM idempotency
+    WHERE coalesce(forget_at, expires_at) <= coalesce($1, now())
+    LIMIT $2 FOR UPDATE SKIP LOCKED
+ )
+RETURNING key;
 
 -- name: open_runs_below
 SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL;
