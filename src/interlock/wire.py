@@ -571,6 +571,8 @@ class SlackUser(View):
     name: str
     role: Role
     created_at: AwareDatetime
+    # Then the key, and with it the link, is of no use any more.
+    revoked_at: AwareDatetime | None = None
 
 
 class SlackChannel(Body):
@@ -578,6 +580,13 @@ class SlackChannel(Body):
     # Another tenant's, by its name.
     tenant: Name | None = None
     request_id: Name | None = None
+
+
+class TenantChannel(View):
+    """Where a tenant's approvals are posted; null is nowhere."""
+
+    tenant: str
+    channel: str | None = None
 
 
 # ---------------------------------------------------------------- audit

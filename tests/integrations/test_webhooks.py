@@ -431,3 +431,31 @@ async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: S
     )
     await tell(rig, dispatcher)
     assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)
+
+
+# ---------------------------------------------------------------- trying it
+
+
+async def test_a_test_message_is_sent_like_any_other(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["run.completed"])
+    await hooked(rig, f"{stub.url}/other")
+    sent = await rig.http().post(f"/api/webhooks/{made['id']}/test")
+    assert (sent.status_code, sent.json()["status"], sent.json()["attempts"]) == (202, "pending", 0)
+    await dispatcher.deliver_due()
+    (received,) = stub.received
+    said = Webhook(made["secret"]).verify(received.body, received.headers)
+    assert (received.path, said["type"], said["data"]) == ("/in", "webhook.test", {"webhook_id": made["id"]})
+    (delivery,) = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries")).json()["items"]
+    assert (delivery["id"], delivery["status"]) == (sent.json()["id"], "delivered")
+
+
+async def test_one_that_is_off_or_anothers_is_not_tested(rig: Rig, stub: Stub) -> None:
+    made = await hooked(rig, f"{stub.url}/in")
+    await rig.sql("UPDATE destination SET disabled_at = now()")
+    refused = await rig.http().post(f"/api/webhooks/{made['id']}/test")
+    assert (refused.status_code, refused.json()["code"]) == (409, "WEBHOOK_DISABLED")
+    other = rig.http(await rig.key("a", "admin", tenant_id=(await rig.tenant("other")).tenant_id))
+    assert (await other.post(f"/api/webhooks/{made['id']}/test")).status_code == 404
+    operator = rig.http(await rig.key("o", "operator"))
+    assert (await operator.post(f"/api/webhooks/{made['id']}/test")).status_code == 403
+    assert await rig.sql("SELECT FROM outbox") == []

@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import admin, approvals, audit, evidence, grants, policies, receipts, runs, secrets, serve, workflows
+from interlock.cli import (
+    admin,
+    approvals,
+    audit,
+    evidence,
+    grants,
+    policies,
+    receipts,
+    runs,
+    secrets,
+    serve,
+    slack,
+    webhooks,
+    workflows,
+)
 from interlock.cli.connection import Flags
 from interlock.cli.outcome import OneLine, example
 
@@ -54,6 +68,8 @@ app.add_typer(grants.app, name="grant")
 app.add_typer(audit.app, name="audit")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(secrets.app, name="secret")
+app.add_typer(webhooks.app, name="webhook")
+app.add_typer(slack.app, name="slack")
 admin.register(app)
 app.add_typer(admin.keys, name="key")
 app.add_typer(admin.tenants, name="tenant")

@@ -168,6 +168,18 @@ async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
     return row
 
 
+async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook_id: UUID) -> Row:
+    """A message that tells of nothing, sent like any other."""
+    found = await webhook(tx, principal, webhook_id)
+    row = await tx.row("add_test_message", database.clock(), webhook_id)
+    if row is None:
+        raise Conflict(
+            f"webhook {webhook_id} is switched off since {found['disabled_at']:%Y-%m-%d %H:%M:%S} UTC; switch it on "
+            "first, at POST /api/webhooks/{id}/enable", code="WEBHOOK_DISABLED",
+        )  # fmt: skip
+    return row
+
+
 async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel: str | None, by: str) -> Row | None:
     """A tenant's approvals go to this channel from now on; None: to no channel."""
     await tx.fetch("lock_slack_channel", tenant_id)

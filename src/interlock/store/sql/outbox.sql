@@ -134,6 +134,17 @@ UPDATE destination SET disabled_at = NULL, failing_since = NULL, last_error = NU
  WHERE id = $1 AND removed_at IS NULL
 RETURNING *;
 
+-- name: add_test_message
+-- To one that is switched on; nothing else is told of it.
+WITH told AS (
+  INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, payload, created_at, due_at)
+  SELECT tenant_id, id, channel, 'webhook.test', id, jsonb_build_object('webhook_id', id), coalesce($1, now()),
+         coalesce($1, now())
+    FROM destination WHERE id = $2 AND disabled_at IS NULL
+  RETURNING id, message_id, event, subject_id, created_at, due_at, attempts, response_status, last_error, done_at, failed
+)
+SELECT told.*, pg_notify('interlock_outbox', '')::text AS announced FROM told;
+
 -- name: list_messages
 SELECT id, message_id, event, subject_id, created_at, due_at, attempts, response_status, last_error, done_at, failed
   FROM outbox
