@@ -52,14 +52,31 @@ SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text,
 
 -- name: insert_run
 -- moves: run -create-> pending
--- A run that does not go to the queue as it is: its first step is a gate or a wait, or it continues another run.
-INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
-                 created_at, deadline_at, watched_until, resumed_from, resume_count, requester)
-VALUES ($2, $3, $4, $5, $6, 'pending', $7::text::jsonb, $8::text::jsonb, $9, 0,
-        coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $10),
-        coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb)
-ON CONFLICT (id) DO NOTHING
-RETURNING *;
+-- A run that does not go to the queue as it is: its first step is a gate or a wait, or it continues another run. It
+-- takes the next free place in a minute like any other; `wake_at` is set if that is a later one.
+WITH rate AS MATERIALIZED (
+  SELECT tenant_id, max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
+    FROM lane
+   CROSS JOIN LATERAL (SELECT greatest(rate_minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
+   WHERE max_runs_per_min IS NOT NULL AND tenant_id = $3
+     FOR NO KEY UPDATE OF lane
+), place AS (
+  SELECT tenant_id, minute + (used / most) * interval '1 minute' AS turn, used % most + 1 AS used FROM rate
+), inserted AS (
+  INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
+                   created_at, deadline_at, watched_until, resumed_from, resume_count, requester, wake_at)
+  VALUES ($2, $3, $4, $5, $6, 'pending', $7::text::jsonb, $8::text::jsonb, $9, 0,
+          coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $10),
+          coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb,
+          (SELECT turn FROM place WHERE turn > coalesce($1, now())))
+  ON CONFLICT (id) DO NOTHING
+  RETURNING *
+), paced AS (
+  UPDATE lane SET rate_minute = place.turn, rate_used = place.used
+    FROM place JOIN inserted USING (tenant_id)
+   WHERE lane.tenant_id = place.tenant_id
+)
+SELECT * FROM inserted;
 
 -- name: get_run
 SELECT * FROM run WHERE tenant_id = $1 AND id = $2;
