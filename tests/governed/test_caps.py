@@ -186,6 +186,7 @@ async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, ac
     assert usage == {
         "tenant_id": str(acme.tenant_id), "tenant": "acme", "weight": 1.0, "max_concurrency": None, "in_flight": 0,
         "max_runs_per_min": 60, "runs_this_minute": 60, "runs_waiting": 90, "max_writes_per_run": None, "ready": 60,
+        "workflows": [],
     }  # fmt: skip
     first = (await rig.http().get("/api/usage?limit=1")).json()
     rest = (await rig.http().get(f"/api/usage?cursor={first['next_cursor']}")).json()
@@ -229,7 +230,10 @@ async def test_the_stricter_cap_on_writes_counts(rig: Rig, tenant: int | None, w
     assert run["error"]["message"] == f"the run made 2 writes, as many as its {whose} allows"
 
 
-@pytest.mark.parametrize("caps", ["{max_writes_per_run: 0}", "{max_concurrency: 2}", "{max_writes_per_run: many}", "7"])
+@pytest.mark.parametrize(
+    "caps",
+    ["{max_writes_per_run: 0}", "{max_concurrency: 0}", "{max_runs_per_min: 2}", "{max_writes_per_run: many}", "7"],
+)
 def test_a_cap_that_cannot_be_is_a_fault(caps: str) -> None:
     with pytest.raises(DefinitionInvalid, match="caps"):
         parse(f"{{name: w, caps: {caps}, steps: [{{id: a, tool: t.t}}]}}")

@@ -69,6 +69,7 @@ async def start_many(
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
+        [n.plan.max_concurrency is not None for n in news],
     )  # fmt: skip
     if not may_wait:
         _refuse_to_wait(rows[0]["turn"], rows[0]["now"])
@@ -107,7 +108,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
-        principal.facts,
+        principal.facts, new.plan.max_concurrency is not None,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)

@@ -152,6 +152,7 @@ class Driver:
 
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
+        self.lease.capped = plan.max_concurrency is not None
         self.journal = journal_for(self.row, plan)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
