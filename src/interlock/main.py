@@ -16,9 +16,9 @@ from rich.console import Console
 
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
-from interlock.engine import audit, tenants
+from interlock.engine import audit, tenants, vault
 from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.keyfiles import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid
@@ -76,6 +76,17 @@ def database_status(settings: Settings) -> dict[str, Any]:
         async with opened(settings, url) as database:
             found = await migrations.status(database)
         return found | {"url": without_password(url), "embedded": settings.database_url is None}
+
+    return run_loop(work())
+
+
+def rotate_secrets_key(settings: Settings) -> int:
+    """A new key, and everything under it. Returns how many secrets that were."""
+
+    async def work() -> int:
+        async with opened(settings, database_url(settings)) as database:
+            SecretsKey(settings).rotate()
+            return await vault.encrypt_anew(database)
 
     return run_loop(work())
 
@@ -141,6 +152,7 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
 async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     """The API on its port, with the schema up to date and a first key to get in with."""
     await migrations.migrate(database)
+    await vault.encrypt_plain_webhooks(database)
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)

@@ -45,7 +45,7 @@ class Settings(BaseSettings):
         None, min_length=16, description="The secret behind the hashes in metadata; else redaction.key, made."
     )
     secrets_key: SecretStr | None = Field(
-        None, description="Encrypts stored secrets: 32 bytes in base64; else secrets.key, made with the first secret."
+        None, description="Encrypts stored secrets: 32 bytes in base64, then earlier ones; else secrets.key, made."
     )
     artifacts: str | None = Field(
         None, description="Where evidence goes: file:///directory or s3://bucket/prefix; else artifacts/ in the data."

@@ -400,6 +400,16 @@ class ChangeTenant(Body):
     request_id: Name | None = None
 
 
+class WorkflowUsage(View):
+    """What a workflow with a cap of its own uses of it; the others share the tenant's."""
+
+    workflow: str
+    max_concurrency: PositiveInt
+    in_flight: NonNegativeInt = 0
+    # Runs that could begin or go on, and wait for a worker or for the cap.
+    waiting: NonNegativeInt = 0
+
+
 class Usage(View):
     """What a tenant uses of what it may use; a cap that is null is none."""
 
@@ -415,6 +425,7 @@ class Usage(View):
     max_writes_per_run: int | None = None
     # Runs that a worker could take now; 10,000 stands for that many or more.
     ready: NonNegativeInt = 0
+    workflows: list[WorkflowUsage] = []
 
 
 class SetSecret(Body):
@@ -676,6 +687,8 @@ class SlackUser(View):
     name: str
     role: Role
     created_at: AwareDatetime
+    # Then the key, and with it the link, is of no use any more.
+    revoked_at: AwareDatetime | None = None
 
 
 class SlackChannel(Body):
@@ -683,6 +696,13 @@ class SlackChannel(Body):
     # Another tenant's, by its name.
     tenant: Name | None = None
     request_id: Name | None = None
+
+
+class TenantChannel(View):
+    """Where a tenant's approvals are posted; null is nowhere."""
+
+    tenant: str
+    channel: str | None = None
 
 
 # ---------------------------------------------------------------- audit

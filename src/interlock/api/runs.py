@@ -97,7 +97,7 @@ async def _start(found: Services, who: Principal, request: Request, new: runs.Ne
             created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
-            row = await runs.start_waiting(tx, found.database, who, new)
+            row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
             view = run_view(row, await read_journal(tx, found.plans, row))
         return Answer(201, dump(view), new.id)
 

@@ -31,7 +31,7 @@ from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
-from interlock.wire import Initiator, NewSlackUser, Page, SlackChannel, SlackUser
+from interlock.wire import Initiator, NewSlackUser, Page, SlackChannel, SlackUser, TenantChannel
 
 router = APIRouter(tags=["slack"])
 
@@ -150,8 +150,8 @@ async def _people(found: Services, team_id: str, user_id: str) -> list[Principal
 
 def _unknown(team_id: str, user_id: str) -> str:
     return (
-        f"Interlock does not know you yet. An admin can say whose key you act with: `POST /api/slack/users` with "
-        f'`{{"team_id": "{escape(team_id, 50)}", "user_id": "{escape(user_id, 50)}", "key_id": …}}`.'
+        "Interlock does not know you yet. An admin can say whose key you act with: "
+        f"`interlock slack link {escape(team_id, 50)} {escape(user_id, 50)} KEY`."
     )
 
 
@@ -389,19 +389,20 @@ async def unmap_user(team_id: str, user_id: str, request: Request, found: Svc, w
 
 
 def user_view(row: Row) -> dict[str, Any]:
-    return {column: row[column] for column in ("team_id", "user_id", "key_id", "name", "role", "created_at")}
+    columns = ("team_id", "user_id", "key_id", "name", "role", "created_at", "revoked_at")
+    return {column: row[column] for column in columns}
 
 
 # ---------------------------------------------------------------- which channel is told
 
 
-@router.put("/api/slack/channel", response_model=dict[str, str | None])
+@router.put("/api/slack/channel", response_model=TenantChannel)
 async def use_channel(body: SlackChannel, request: Request, found: Svc, who: Who) -> Response:
     """Post a tenant's approvals to this channel. One bot serves all tenants: only its operator says where it speaks."""
     return await _use_channel(found, who, request, body.tenant, body.channel)
 
 
-@router.delete("/api/slack/channel", response_model=dict[str, str | None])
+@router.delete("/api/slack/channel", response_model=TenantChannel)
 async def use_no_channel(request: Request, found: Svc, who: Who, tenant: str | None = None) -> Response:
     return await _use_channel(found, who, request, tenant, None)
 

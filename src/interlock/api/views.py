@@ -162,7 +162,8 @@ def usage_view(row: Row) -> dict[str, Any]:
         "tenant", "weight", "max_concurrency", "in_flight", "max_runs_per_min", "runs_this_minute", "runs_waiting",
         "max_writes_per_run", "ready",
     )  # fmt: skip
-    return {"tenant_id": row["id"]} | {column: row[column] for column in columns}
+    capped = orjson.loads(row["workflows"] or "[]")
+    return {"tenant_id": row["id"]} | {column: row[column] for column in columns} | {"workflows": capped}
 
 
 def secret_view(row: Row) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from interlock.cli import (
     schedules,
     secrets,
     serve,
+    slack,
     triggers,
+    webhooks,
     workflows,
 )
 from interlock.cli.connection import Flags
@@ -70,6 +72,8 @@ app.add_typer(grants.app, name="grant")
 app.add_typer(audit.app, name="audit")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(secrets.app, name="secret")
+app.add_typer(webhooks.app, name="webhook")
+app.add_typer(slack.app, name="slack")
 admin.register(app)
 app.add_typer(admin.keys, name="key")
 app.add_typer(admin.tenants, name="tenant")

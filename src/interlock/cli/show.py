@@ -267,6 +267,10 @@ USAGE: "Columns[Usage]" = {
     "waiting": lambda usage: str(usage.runs_waiting),
     "writes per run": lambda usage: _of(None, usage.max_writes_per_run),
     "weight": lambda usage: f"{usage.weight:g}",
+    "capped workflows": lambda usage: ", ".join(
+        f"{visible(found.workflow)} {_of(found.in_flight, found.max_concurrency)}, {found.waiting} waiting"
+        for found in usage.workflows
+    ),
 }
 
 SECRETS: "Columns[StoredSecret]" = {

@@ -17,6 +17,7 @@ from interlock.wire import (
     ChangeTenant,
     Decide,
     Decided,
+    Delivery,
     Evaluate,
     Event,
     Grant,
@@ -25,8 +26,10 @@ from interlock.wire import (
     NewGrant,
     NewKey,
     NewSchedule,
+    NewSlackUser,
     NewTenant,
     NewTrigger,
+    NewWebhook,
     Page,
     Policy,
     PolicyDecision,
@@ -36,16 +39,21 @@ from interlock.wire import (
     Run,
     Schedule,
     SigningKey,
+    SlackChannel,
+    SlackUser,
     StartRun,
     Stop,
     StoredSecret,
     StoredTrigger,
     Tenant,
+    TenantChannel,
     TestTrigger,
     Tool,
     Tried,
     Usage,
     VerifyAudit,
+    Webhook,
+    WebhookEvent,
     Worker,
     Workflow,
 )
@@ -440,6 +448,66 @@ class Api:
     @endpoint
     def delete_secret(self, name: str) -> Call[StoredSecret]:
         return delete(at("/api/secrets/{}", name), StoredSecret)
+
+    # ------------------------------------------------------------ webhooks and Slack
+
+    @endpoint
+    def add_webhook(self, url: str, events: Iterable[WebhookEvent | str] | None = None) -> Call[Webhook]:
+        """Have messages sent to a URL. The secret that verifies their signature is in this answer and never again."""
+        told = {} if events is None else {"events": list(events)}
+        return post("/api/webhooks", Webhook, NewWebhook.model_validate({"url": url, **told}))
+
+    @endpoint
+    def webhooks(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Webhook]]:
+        return get("/api/webhooks", Page[Webhook], limit=limit, cursor=cursor)
+
+    @endpoint
+    def webhook(self, webhook_id: str) -> Call[Webhook]:
+        return get(at("/api/webhooks/{}", webhook_id), Webhook)
+
+    @endpoint
+    def deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> Call[Page[Delivery]]:
+        """What was sent to a webhook in the last 30 days, and what waits. Newest first."""
+        return get(at("/api/webhooks/{}/deliveries", webhook_id), Page[Delivery], limit=limit, cursor=cursor)
+
+    @endpoint
+    def test_webhook(self, webhook_id: str) -> Call[Delivery]:
+        """Send a webhook a message of type `webhook.test`; its deliveries tell what became of it."""
+        return post(at("/api/webhooks/{}/test", webhook_id), Delivery)
+
+    @endpoint
+    def enable_webhook(self, webhook_id: str) -> Call[Webhook]:
+        """Switch one on again that kept failing. What it missed is not sent."""
+        return post(at("/api/webhooks/{}/enable", webhook_id), Webhook)
+
+    @endpoint
+    def remove_webhook(self, webhook_id: str) -> Call[Webhook]:
+        """Send it nothing any more, also nothing that waits."""
+        return delete(at("/api/webhooks/{}", webhook_id), Webhook)
+
+    @endpoint
+    def link_slack_user(self, team_id: str, user_id: str, key_id: str) -> Call[SlackUser]:
+        """Say with whose key a Slack user acts. Saying it again replaces it."""
+        body = NewSlackUser.model_validate({"team_id": team_id, "user_id": user_id, "key_id": key_id})
+        return post("/api/slack/users", SlackUser, body)
+
+    @endpoint
+    def slack_users(self) -> Call[Page[SlackUser]]:
+        return get("/api/slack/users", Page[SlackUser])
+
+    @endpoint
+    def unlink_slack_user(self, team_id: str, user_id: str) -> Call[SlackUser]:
+        return delete(at("/api/slack/users/{}/{}", team_id, user_id), SlackUser)
+
+    @endpoint
+    def use_slack_channel(self, channel: str | None, *, tenant: str | None = None) -> Call[TenantChannel]:
+        """Post a tenant's approvals to this channel; None: to no channel. For admins of the default tenant."""
+        if channel is None:
+            return replace(delete("/api/slack/channel", TenantChannel), query={"tenant": tenant} if tenant else {})
+        content = SlackChannel(channel=channel, tenant=tenant).model_dump_json(exclude_none=True).encode()
+        return send_text("/api/slack/channel", TenantChannel, content, "application/json", method="PUT")
 
     # ------------------------------------------------------------ keys and workers
 

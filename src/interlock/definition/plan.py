@@ -87,6 +87,8 @@ class Plan:
     digest: str
     # Stricter than the tenant's, never looser.
     max_writes_per_run: int | None = field(default=None, compare=False)
+    # The most of its runs in flight, within what the tenant may have.
+    max_concurrency: int | None = field(default=None, compare=False)
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)

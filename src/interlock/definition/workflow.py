@@ -71,19 +71,21 @@ def _plan(value: Any, faults: Faults) -> Plan:
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
-    max_writes_per_run = _max_writes_per_run(top)
+    caps = _caps(top)
     check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
     return Plan(
-        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), max_writes_per_run
+        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), *caps
     )  # fmt: skip
 
 
-def _max_writes_per_run(top: Section) -> int | None:
-    caps = top.section("caps", "{max_writes_per_run: 10}")
-    caps.only(("max_writes_per_run",))
-    return caps.integer("max_writes_per_run", 0, 1, 1_000_000) or None
+def _caps(top: Section) -> tuple[int | None, int | None]:
+    names = ("max_writes_per_run", "max_concurrency")
+    caps = top.section("caps", "{max_concurrency: 5, max_writes_per_run: 10}")
+    caps.only(names)
+    writes, runs = (caps.integer(name, 0, 1, 1_000_000) or None for name in names)
+    return writes, runs
 
 
 def _normalised(value: dict[str, Any]) -> dict[str, Any]:

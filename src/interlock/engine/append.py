@@ -27,6 +27,8 @@ class Lease:
     status: RunState
     workflow: str
     requested_by: str
+    # Whether its workflow has a cap, so that its leaving lets another in.
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,11 @@ REFUSED = Answer(False)
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
-    if any(w.beside or w.drained or _withdraws(w) for w in writes):
+    if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) for w in writes):
         async with connection.transaction():
             tx = Tx(connection)
+            if freeing := [w.lease.tenant_id for w in writes if _frees_a_place(w)]:
+                await tx.fetch("keep_awake", freeing)
             answers = await _append(tx, database, me, writes)
             return await _company(tx, database, me, writes, answers)
     return await _append(Tx(connection), database, me, writes)
@@ -80,6 +84,10 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 def _withdraws(write: Write) -> bool:
     # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
     return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+
+
+def _frees_a_place(write: Write) -> bool:
+    return write.lease.capped and write.leave is not None and not write.leave.queue
 
 
 async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
@@ -97,6 +105,8 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
+    if freed := [w.lease for w in kept if _frees_a_place(w)]:
+        await tx.fetch("let_in", [lease.tenant_id for lease in freed], [lease.workflow for lease in freed])
     return answers
 
 

@@ -89,7 +89,7 @@ async def open_run(
 async def put_back(tx: Tx, run: OpenRun) -> Row:
     """Nothing came of the command: the run is as it was."""
     if run.queued is not None:
-        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], run.queued["fresh"], run.queued["lost"])
+        await _queue(tx, run.row, run.queued["fresh"], run.queued["lost"])
     return run.row
 
 
@@ -158,12 +158,19 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
     if leave.queue:
         fresh = run.queued["fresh"] if run.queued else leave.status == RunState.PENDING
         lost = run.queued["lost"] if run.queued else False
-        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
+        await _queue(tx, run.row, fresh, lost)
+    elif run.queued is not None and run.row["capped"]:
+        await tx.fetch("let_in", [run.row["tenant_id"]], [run.row["workflow"]])
     if leave.reason is not None:
         await tx.fetch("cancel_approvals", now, [run.row["id"]])
         await receipts.doubt(tx, [run.row["id"]])
     observe(run.row["workflow"], entries, row)
     return row
+
+
+async def _queue(tx: Tx, row: Row, fresh: bool, lost: bool) -> None:
+    capped = row["workflow"] if row["capped"] else None
+    await tx.fetch("queue_run", row["tenant_id"], row["id"], fresh, lost, capped)
 
 
 async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:

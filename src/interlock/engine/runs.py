@@ -11,12 +11,22 @@ import orjson
 
 from interlock.definition.plan import Plan, StepKind
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
-from interlock.engine.outside import OpenRun, entry_of, journal_for, move_on, open_run, put_back, read_journal, say
+from interlock.engine.outside import (
+    OpenRun,
+    entry_of,
+    journal_for,
+    move_on,
+    open_run,
+    put_back,
+    read_journal,
+    save,
+    say,
+)
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, Journal, Word, encode
+from interlock.journal import NO_OUTPUT, Command, Journal, Leave, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -72,9 +82,8 @@ async def start_many(
     """
     row = await _start(tx, database, principal, news)
     assert row is not None
-    if row["turn"] is not None and not may_wait:
-        seconds = math.ceil((row["turn"] - row["now"]).total_seconds())
-        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
+    if not may_wait:
+        _refuse_to_wait(row["turn"], row["now"])
     created_at: datetime = row["now"]
     return created_at
 
@@ -106,7 +115,7 @@ async def _start(
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
-        *record, news[0].if_newest,
+        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news],
     )  # fmt: skip
     if row is not None:
         for new in news:
@@ -122,10 +131,27 @@ async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -
         await start_waiting(tx, database, principal, new)
 
 
-async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
+def _refuse_to_wait(turn: datetime | None, now: datetime) -> None:
+    if turn is not None:
+        seconds = math.ceil((turn - now).total_seconds())
+        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
+
+
+async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun, *, may_wait: bool = True) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
     run = await _insert(tx, database, principal, new)
-    return run.row if run.journal is None else await move_on(tx, database, run)
+    if not may_wait:
+        _refuse_to_wait(run.row["wake_at"], run.now)
+    return await _begin(tx, database, run)
+
+
+async def _begin(tx: Tx, database: Database, run: OpenRun) -> Row:
+    if run.journal is None:
+        return run.row
+    if run.row["wake_at"] is not None:
+        # Its place is in a later minute. From there it goes the way of all others: through the queue.
+        return await save(tx, database, run, Leave(RunState.PENDING, wake_at=run.row["wake_at"]))
+    return await move_on(tx, database, run)
 
 
 async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
@@ -134,7 +160,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
-        principal.facts,
+        principal.facts, new.plan.max_concurrency is not None,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
@@ -227,7 +253,7 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
             # The step failed and its effect happened all the same: that became known later.
             output = effect["output"] or NO_OUTPUT
             _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
-    return await move_on(tx, database, run)
+    return await _begin(tx, database, run)
 
 
 def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:

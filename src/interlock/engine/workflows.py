@@ -22,6 +22,8 @@ async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) ->
         "add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, principal.actor
     )
     assert row is not None
+    if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
+        await tx.fetch("let_in", [tenant], [plan.name])
     return row, True
 
 

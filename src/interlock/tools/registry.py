@@ -132,6 +132,8 @@ def _fields_hash(arguments: dict[str, Any]) -> str:
 class Registry:
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
+        # Grows with every change, so that who made something of the tools can see that it is out of date.
+        self.edition = 0
 
     def add(self, tool: Tool) -> None:
         known = self._tools.get(tool.name)
@@ -143,6 +145,7 @@ class Registry:
                 f"tool {tool.name} is defined twice: in {known.function.__module__} and {tool.function.__module__}"
             )
         self._tools[tool.name] = tool
+        self.edition += 1
 
     def find(self, name: str) -> Tool | None:
         return self._tools.get(name)

@@ -16,7 +16,6 @@ from interlock.engine.outside import entry_of, journal_for
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.errors import LeaseLost, Unavailable
 from interlock.governance.action import ProposedAction
-from interlock.governance.policy import Decision
 from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import (
@@ -53,6 +52,7 @@ from interlock.worker.executor import (
     execute,
     finish,
     prepare,
+    propose_read,
     reconcile,
 )
 from interlock.worker.flush import Unacceptable
@@ -152,6 +152,7 @@ class Driver:
 
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
+        self.lease.capped = plan.max_concurrency is not None
         self.journal = journal_for(self.row, plan)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
@@ -291,7 +292,10 @@ class Driver:
             if isinstance(call, Failed):
                 self._begin(fold)
                 self._settle_failure(fold, call, 0.0)
-            elif call.action is None or await self._passes(call):
+            elif call.action is None:
+                if self._worker.gate.lets_read(self.lease.tenant_id, call.tool.name) or await self._may_read(call):
+                    calls.append(call)
+            elif await self._passes(call):
                 calls.append(call)
         return calls
 
@@ -307,7 +311,28 @@ class Driver:
             self._begin(fold)
             self._fail(fold, over, RunReason.CAP_EXCEEDED)
             return False
-        verdict = await self._worker.gate.judge(self.row, fold, call.action, self.now())
+        passed = await self._judged(fold, call.action)
+        if passed is not None:
+            self._declare(call, passed)
+        return passed is not None
+
+    async def _may_read(self, call: Call) -> bool:
+        """Judged anew at every try. Nothing is declared before it: what let it through goes with the step's end."""
+        if await self._worker.gate.needs_no_judge(self.lease.tenant_id, call.tool.name):
+            return True
+        action = propose_read(self._worker.shop, call)
+        if isinstance(action, Failed):
+            self._begin(call.fold)
+            self._settle_failure(call.fold, action, 0.0)
+            return False
+        passed = await self._judged(call.fold, action)
+        if passed is not None:
+            call.grounds = _grounds(passed)
+        return passed is not None
+
+    async def _judged(self, fold: StepFold, action: ProposedAction) -> Pass | None:
+        """What is denied or held is taken down here."""
+        verdict = await self._worker.gate.judge(self.row, fold, action, self.now())
         match verdict:
             case Deny(decision):
                 self._begin(fold)
@@ -317,15 +342,14 @@ class Driver:
                     "rules": list(decision.rule_ids),
                 }
                 self._fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
-                return False
+                return None
             case Hold(decision, about):
                 self._begin(fold)
                 data = {"decision": decision.recorded()}
                 self._asks.append(ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
-                return False
-            case Pass(decision, approval_id, grant_id):
-                self._declare(call, decision, approval_id, grant_id)
-                return True
+                return None
+            case Pass():
+                return verdict
 
     def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
         """Against the stricter of two caps. Another try at a write that was counted is not another write."""
@@ -336,19 +360,18 @@ class Driver:
         cap, whose = min(known)
         return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
 
-    def _declare(self, call: Call, decision: Decision, approval_id: UUID | None, grant_id: UUID | None) -> None:
+    def _declare(self, call: Call, passed: Pass) -> None:
         """The intent is committed before the effect begins, so that after a crash we know that it may have happened."""
         assert call.action is not None
         call.receipt_id = uuid7()
         key = call.context.idempotency_key
-        data = {"receipt_id": str(call.receipt_id), "decision": decision.recorded(), "idempotency_key": key}
-        if approval_id or grant_id:
-            data |= {"allowed_by": f"approval:{approval_id}" if approval_id else f"grant:{grant_id}"}
+        data = {"receipt_id": str(call.receipt_id), "idempotency_key": key, **_grounds(passed)}
         self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
         self._intents.append(
             Intent(
                 id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
-                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo, approval_id=approval_id,
+                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
+                approval_id=passed.approval_id,
                 request_metadata=encode(self._metadata(call.action.fields, call.tool)),
             )
         )  # fmt: skip
@@ -470,12 +493,13 @@ class Driver:
                 data: dict[str, object] = {"duration_ms": duration_ms, **_costs(context)}
                 if context._idempotency_key:
                     data["idempotency_key"] = context._idempotency_key
+                data |= call.grounds or {}
                 if reconciled:
                     data["reconciled"] = True
                 self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
                 self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
             case Failed():
-                self._settle_failure(fold, outcome, duration_ms)
+                self._settle_failure(fold, outcome, duration_ms, call.grounds)
             case Interrupted():
                 self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
                 self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
@@ -486,8 +510,11 @@ class Driver:
             shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
             self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
 
-    def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
+    def _settle_failure(
+        self, fold: StepFold, failed: Failed, duration_ms: float, grounds: dict[str, Any] | None = None
+    ) -> None:
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
+        data |= grounds or {}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
         retry = fold.step.retry
@@ -647,6 +674,13 @@ def _nobody_went_on(entries: list[Row]) -> bool:
     Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
     """
     return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED
+
+
+def _grounds(passed: Pass) -> dict[str, Any]:
+    grounds: dict[str, Any] = {"decision": passed.decision.recorded()}
+    if passed.approval_id:
+        return grounds | {"allowed_by": f"approval:{passed.approval_id}"}
+    return grounds | {"allowed_by": f"grant:{passed.grant_id}"} if passed.grant_id else grounds
 
 
 def _costs(context: Context | None) -> dict[str, object]:

@@ -85,6 +85,8 @@ class Call:
     scope: Scope
     action: ProposedAction | None = None
     receipt_id: UUID | None = None
+    # For a read that was judged: the decision that let it through.
+    grounds: dict[str, Any] | None = None
     # Values that must not be seen: what the tool calls secret and, once they are opened, the secrets it is given.
     hidden: set[str] = field(default_factory=set)
 
@@ -121,6 +123,15 @@ def prepare(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_i
         return failure(error)
     except Exception as error:  # a template or an argument that nobody can make sense of
         return failure(Terminal(str(error) or type(error).__name__))
+
+
+def propose_read(shop: Workshop, call: Call) -> ProposedAction | Failed:
+    """The action of a tool that only reads, for a policy that has something to say about it."""
+    try:
+        veil = Veil(shop.salts(call.context.tenant_id) if call.tool.secret else None)
+        return call.tool.propose(call.arguments, call.tool.shown(call.arguments, veil), call.fold.secrets)
+    except Exception as error:
+        return failure(Terminal(str(error) or type(error).__name__), call.context)
 
 
 def effect_key(run_id: UUID, step: str, action: ProposedAction) -> str:

@@ -232,6 +232,7 @@ class Worker:
 
     def _take_up(self, rows: list[Row]) -> None:
         for row in rows:
+            self.policies.seen(row["tenant_id"], row["policy_version"])
             if row["id"] in self.drivers:
                 # Given back and claimed again before its driver was told: it is taken up when that one has left.
                 asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)

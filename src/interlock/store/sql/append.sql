@@ -49,7 +49,7 @@ WITH me AS MATERIALIZED (
      AND run.status = leaving.from_status
      AND run.inbox = 0
   RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched,
-            run.completed_at, run.workspace_id
+            run.completed_at, run.workspace_id, CASE WHEN run.capped THEN run.workflow END AS capped
 ), staying AS (
   SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
     FROM (SELECT DISTINCT run_id, token FROM written) AS held
@@ -72,8 +72,8 @@ WITH me AS MATERIALIZED (
     FROM written AS w
     JOIN kept ON kept.id = w.run_id
 ), requeued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn'), false, false FROM departed WHERE requeue
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, nextval('ready_turn'), false, false, capped FROM departed WHERE requeue
 ), announced AS (
   -- Here and not in a statement of its own: for tenants that told us nobody to tell, it finds nothing in an empty index.
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
@@ -89,6 +89,10 @@ WITH me AS MATERIALIZED (
    WHERE lane.tenant_id = gone.tenant_id
 )
 SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
+
+-- name: keep_awake
+-- Before an append that frees places in a workflow with a cap: as in wake_lane, before the lanes' rows.
+SELECT pg_advisory_xact_lock_shared(hashtextextended(t::text, 42)) FROM unnest($1::uuid[]) AS t;
 
 -- name: drain_inbox
 -- In the transaction of the append that carries what the words caused; only for runs that are still this worker's.
