@@ -1,7 +1,6 @@
 """/api/runs"""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -32,6 +31,7 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
+from interlock.waiting import either
 from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"])
@@ -196,8 +196,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
                 continue
             if await _has_ended(found, row, after):
                 break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), patience)
+            await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
             if quiet >= _HEARTBEAT_SECONDS:
@@ -219,8 +218,7 @@ async def _until_settled(found: Services, who: Principal, run_id: UUID, wait: fl
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(left, 1.0))
+            await either(news, min(left, 1.0))
         news.clear()
         row = await runs.get(found.database, who, run_id)
         if _is_settled(row) or left <= 0 or found.follower.closing.is_set():
