@@ -31,6 +31,7 @@ from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools, registry
+from interlock.waiting import either
 from interlock.worker.loop import Worker
 from interlock.worker.sweeper import prove_forever, sweep_forever
 
@@ -260,8 +261,7 @@ async def _keep_worker(settings: Settings, url: str, concurrency: int | None, st
         lived = asyncio.get_running_loop().time() - began
         delay = 0.2 if lived > 10 else min(delay * 2, 10.0)
         log.warning("worker_died", pid=process.pid, code=process.returncode, restart_in=round(delay, 1))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(stopping), delay)
+        await either(stop, delay)
     stopping.cancel()
 
 

@@ -121,6 +121,14 @@ class Metrics:
         self.lane_drift = Counter(
             "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
         )
+        self.unsealed = Gauge(
+            "interlock_audit_unsealed_entries", "Journal entries that are not in the audit chain yet.",
+            registry=r, multiprocess_mode="mostrecent",
+        )  # fmt: skip
+        self.evidence_due = Gauge(
+            "interlock_evidence_due_runs", "Ended runs that are in the audit chain and have no evidence yet.",
+            registry=r, multiprocess_mode="mostrecent",
+        )  # fmt: skip
         self.held = Gauge(
             "interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum"
         )

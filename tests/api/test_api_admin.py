@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.rig import Rig
 
 from interlock import wire
+from interlock.engine import audit
 from interlock.lifecycle import RUN, STEP
 from interlock.wire import Page, Problem, Worker, Workflow
 
@@ -122,6 +123,25 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_metrics_show_what_is_not_proven_yet(rig: Rig) -> None:
+    @rig.tool("t.one")
+    async def one() -> None: ...
+
+    await rig.apply("{name: one, steps: [{id: a, tool: t.one}]}")
+    await rig.work_until(await rig.start("one"))
+    names = ("interlock_audit_unsealed_entries", "interlock_evidence_due_runs")
+    before = samples((await rig.http("").get("/metrics")).text)
+    (written,) = await rig.sql("SELECT count(*) FROM entry")
+    assert [before[name, ()] for name in names] == [written["count"], 0]
+    rig.notary.signing.make()
+    await audit.seal_all(rig.database, rig.notary.signing)
+    sealed = samples((await rig.http("").get("/metrics")).text)
+    assert [sealed[name, ()] for name in names] == [0, 1]
+    await rig.prove()
+    proven = samples((await rig.http("").get("/metrics")).text)
+    assert [proven[name, ()] for name in names] == [0, 0]
 
 
 async def test_metrics_count_what_happened(rig: Rig) -> None:

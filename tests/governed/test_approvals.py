@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import orjson
 import pytest
 from tests.governed.conftest import Shop
-from tests.rig import Rig
+from tests.rig import Hold, Rig
 
 from interlock.tools import Context
 
@@ -363,3 +364,32 @@ async def test_a_grant_satisfies_what_the_rule_asks_of_an_approval(stocked: Shop
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     assert (await insider.post("/api/grants", grant | {"reason": "month end"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "succeeded"
+
+
+async def test_a_vote_that_decides_nothing_yet_is_noted_also_while_a_worker_holds_the_run(shop: Shop, rig: Rig) -> None:
+    hold = Hold()
+
+    @rig.tool("t.hold")
+    async def long() -> None:
+        await hold()
+
+    await rig.apply(
+        "name: side\nsteps:\n  - {id: work, needs: [], tool: t.hold}\n"
+        "  - {id: ask, needs: [], approval: {tier: high, two_person: true, summary: ok}}"
+    )
+    ann, bob = await shop.person("ann"), await shop.person("bob")
+    run_id = await shop.start(shop.admin, "side")
+    async with rig.worker():
+        await hold.inside()
+        await rig.until_journal(run_id, "ask: pending -open-> waiting_approval")
+        asked = await shop.question(run_id)
+        assert (await ann.approve(asked["id"]))[1]["status"] == "requested"
+        assert "approval_vote" in await rig.until_journal(run_id, "approval_vote")
+        assert (await bob.approve(asked["id"]))[1]["status"] == "approved"
+        hold.release.set()
+        assert (await rig.until(run_id))["status"] == "succeeded"
+    journal = await rig.journal(run_id)
+    assert journal.count("approval_vote") == 1
+    (said,) = await rig.sql("SELECT actor, step, data FROM entry WHERE type = 'approval_vote'")
+    assert "ann" in said["actor"]
+    assert (said["step"], orjson.loads(said["data"])) == ("ask", {"approval_id": asked["id"], "votes": 1})

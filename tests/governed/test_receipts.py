@@ -17,6 +17,7 @@ from interlock.errors import Retryable, Terminal
 from interlock.ids import uuid7
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
+from interlock.telemetry import metrics
 from interlock.tools import Context, DidNotHappen, Happened
 from interlock.worker.loop import Worker
 
@@ -41,6 +42,23 @@ def bank(shop: Shop, body: Callable[[int], Awaitable[Any]] | None = None, **opti
 
 async def _paid(shop: Shop, **input: Any) -> dict[str, Any]:
     return await shop.ended(await shop.start(shop.admin, "pay", **input))
+
+
+async def test_every_move_of_a_receipt_is_counted_also_another_try(shop: Shop, rig: Rig) -> None:
+    def counted(before: str, after: str) -> float:
+        return metrics.transition("receipt", before, after)._value.get()  # type: ignore[no-any-return]
+
+    async def busy_at_first(times: int) -> dict[str, int]:
+        if times < 3:
+            raise Retryable("busy")
+        return {"paid": 5}
+
+    bank(shop, busy_at_first)
+    await rig.apply(PAY)
+    moves = [("attempted", "failed"), ("failed", "attempted"), ("attempted", "succeeded")]
+    before = [counted(*move) for move in moves]
+    assert (await _paid(shop, amount=5, to="ada"))["status"] == "succeeded"
+    assert [counted(*move) - was for move, was in zip(moves, before, strict=True)] == [2, 2, 1]
 
 
 # ---------------------------------------------------------------- one effect, one key

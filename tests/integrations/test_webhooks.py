@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import socket
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import asyncpg
@@ -16,7 +14,6 @@ from interlock.engine.keyfiles import SecretsKey
 from interlock.engine.secrets import Secrets
 from interlock.errors import Conflict, Terminal
 from interlock.integrations import Dispatcher
-from interlock.integrations.webhooks import retry_after
 from interlock.settings import Settings
 from tests.integrations.conftest import Stub
 from tests.rig import Rig
@@ -338,15 +335,6 @@ async def test_the_connection_goes_to_the_address_that_was_checked(
     (request,) = stub.at("/in")
     assert request.headers["host"] == f"hooks.example:{port}"
     assert looked_up == ["hooks.example"]
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_after("17", now) == 17
-    assert retry_after(format_datetime(now + timedelta(seconds=90)), now) == 90
-    assert retry_after("99999999", now) == 3600
-    assert [retry_after(value, now) for value in ("soon", "nan", None)] == [None, None, None]
-    assert retry_after("-5", now) == 0
 
 
 # ---------------------------------------------------------------- its secret

@@ -14,7 +14,6 @@ from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.tools import registry
 from interlock.wire import ChangeTenant, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
 
 router = APIRouter(prefix="/api")
@@ -140,10 +139,10 @@ async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
 
 
 @router.get("/tools", response_model=Page[Tool], tags=["tools"])
-async def list_tools(who: Who) -> Response:
+async def list_tools(found: Svc, who: Who) -> Response:
     """The tools that this server loaded; workers load the same INTERLOCK_TOOLS."""
     who.require(Permission.READ)
-    return Json({"items": [tool_view(tool) for tool in registry.all()], "next_cursor": None})
+    return Json({"items": [tool_view(tool) for tool in found.policies.tools.all()], "next_cursor": None})
 
 
 def _require_operator_of_all(who: Who) -> None:

@@ -81,6 +81,10 @@ async def show_metrics(request: Request) -> Response:
         }
         for status, count in counted.items():
             metrics.run_active.labels(status).set(count)
+        unproven = await services.database.row("count_unproven", patience=0.5)
+        assert unproven is not None
+        metrics.unsealed.set(unproven["unsealed"])
+        metrics.evidence_due.set(unproven["evidence_due"])
     except Unavailable:
         pass  # metrics are wanted most of all when the database is away
     return Response(exposition(), media_type=CONTENT_TYPE_LATEST)

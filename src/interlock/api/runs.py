@@ -1,7 +1,6 @@
 """/api/runs"""
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
@@ -36,6 +35,7 @@ from interlock.ids import uuid7
 from interlock.journal import Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
+from interlock.waiting import either
 from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"])
@@ -222,8 +222,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
                 continue
             if await _has_ended(found, row, after):
                 break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), patience)
+            await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
             if quiet >= _HEARTBEAT_SECONDS:
@@ -247,8 +246,7 @@ async def _until_settled(
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(left, 1.0))
+            await either(news, min(left, 1.0))
         news.clear()
         over = left <= 0 or found.follower.closing.is_set()
         row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.outside import move_on, open_run, put_back, read_journal, say
+from interlock.engine.outside import open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
@@ -47,12 +47,8 @@ async def decide(
     votes.append(Vote(principal.actor, approves))
     event = outcome(question, votes)
     if event is None:
-        if run.journal is not None:
-            data = {"approval_id": str(approval_id), "votes": len(votes)}
-            run.journal.note(EntryType.APPROVAL_VOTE, actor=principal.actor, step=approval["step"], data=data)
-            await move_on(tx, database, run)
-        else:
-            await put_back(tx, run)
+        about = {"type": EntryType.APPROVAL_VOTE, "approval_id": str(approval_id), "votes": len(votes)}
+        await say(tx, database, run, Word(Command.NOTE, principal.actor, about, step=approval["step"]))
         return approval
     return await _resolve(tx, database, run, approval, event, principal.actor, reason, found_out)
 

@@ -24,6 +24,8 @@ from interlock.telemetry import log
 from interlock.wire import WebhookEvent
 
 DAY = 24 * 3600.0
+# The longest that a receiver may ask us to wait.
+LONGEST_WAIT = 3600.0
 # How long a message is tried, with which pauses, and for how long its trace is kept.
 PATIENCE_SECONDS = DAY
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)

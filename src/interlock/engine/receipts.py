@@ -81,6 +81,9 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
         [i.key for _, _, i in intents], [i.digest for _, _, i in intents], [i.attempt for _, _, i in intents],
         [i.request_metadata for _, _, i in intents], [i.undo for _, _, i in intents],
     )  # fmt: skip
+    for row in rows:
+        if row["goes_ahead"]:
+            metrics.transition("receipt", row["status"] or ReceiptState.FAILED, ReceiptState.ATTEMPTED).inc()
     return {
         row["intent_id"]: Prior(
             row["id"], row["idempotency_key"], row["run_id"], row["step"],
@@ -88,6 +91,7 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
             ReceiptState(row["status"] or ReceiptState.ATTEMPTED), row["action_digest"], row["output"],
         )
         for row in rows
+        if not row["goes_ahead"]
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -11,12 +10,12 @@ from standardwebhooks import Webhook
 
 from interlock import __version__
 from interlock.engine import addresses, vault
-from interlock.engine.outbox import Delivered, Message, Undelivered, webhook_id
+from interlock.engine.outbox import LONGEST_WAIT, Delivered, Message, Undelivered, webhook_id
 from interlock.errors import Terminal
 from interlock.settings import Settings
 from interlock.store.pool import Database, Row
+from interlock.waiting import retry_after
 
-_LONGEST_WAIT = 3600.0
 _RUN_COLUMNS = (
     "id", "workflow", "workflow_version", "workspace_id", "status", "reason", "created_at", "started_at",
     "completed_at", "duration_ms",
@@ -120,20 +119,5 @@ def _outcome(answer: httpx2.Response, now: datetime) -> Delivered | Undelivered:
     if 200 <= status < 300:
         return Delivered(status)
     where = f" to {answer.headers['location']}; redirects are not followed" if answer.has_redirect_location else ""
-    after = retry_after(answer.headers.get("retry-after"), now) if status in (429, 503) else None
+    after = retry_after(answer.headers.get("retry-after"), now, LONGEST_WAIT) if status in (429, 503) else None
     return Undelivered(f"answered {status}{where}", status, after, gone=status == 410)
-
-
-def retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds, or a date; what is neither is as good as nothing."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            at = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        seconds = (at.astimezone(UTC) - now).total_seconds()
-    return min(max(seconds, 0.0), _LONGEST_WAIT) if seconds == seconds else None

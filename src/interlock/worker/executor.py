@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as Threads
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from interlock.journal import StepFold
 from interlock.lifecycle import StepState
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, Context, DidNotHappen, Happened, Registry, Tool, Veil, default_key, explain
+from interlock.waiting import retry_after
 
 _THREAD_GRACE_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 86400.0
@@ -317,13 +319,17 @@ def sort(error: BaseException) -> tuple[bool, float | None]:
         case Terminal() | ValidationError():
             return False, None
         case Retryable():
-            return True, _seconds(error.after)
+            return True, _after(error.after)
     status = _status(error)
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
         return False, None
     headers = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None)
     get: Callable[[str], Any] = getattr(headers, "get", lambda _: None)
-    return True, _seconds(get("Retry-After") or get("retry-after"))
+    return True, _after(get("Retry-After") or get("retry-after"))
+
+
+def _after(value: Any) -> float | None:
+    return retry_after(value, datetime.now(UTC), _LONGEST_RETRY_SECONDS) if value is not None else None
 
 
 def _status(error: BaseException) -> int | None:
@@ -335,15 +341,6 @@ def _statuses(error: BaseException, response: Any) -> Iterator[Any]:
     yield getattr(response, "status_code", None)
     yield getattr(error, "status_code", None)
     yield getattr(error, "status", None)
-
-
-def _seconds(value: Any) -> float | None:
-    """What a foreign system says is bounded: a run must not be lost to a nonsensical number."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return None  # not said, or as a date
-    return min(seconds, _LONGEST_RETRY_SECONDS) if seconds >= 0 else None
 
 
 def describe(error: BaseException, scrubber: Scrubber | None = None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 -- name: attempt_effects
 -- moves: receipt failed|attempted -retry-> attempted
--- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's.
+-- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's. What comes
+-- back is what was there before: in the way, or tried again.
 WITH wanted AS (
   SELECT * FROM unnest(
     $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::text[],
@@ -21,14 +22,15 @@ WITH wanted AS (
    WHERE receipt.action_digest = excluded.action_digest
      AND (receipt.status = 'failed'
           OR (receipt.status = 'attempted' AND receipt.run_id = excluded.run_id AND receipt.step = excluded.step))
-  RETURNING id
+  RETURNING id, xmax <> 0 AS again
 )
-SELECT wanted.id AS intent_id, wanted.idempotency_key, prior.id, prior.run_id, prior.step, prior.status,
-       prior.action_digest, prior.output
+SELECT wanted.id AS intent_id, attempted.id IS NOT NULL AS goes_ahead, wanted.idempotency_key, prior.id, prior.run_id,
+       prior.step, prior.status, prior.action_digest, prior.output
   FROM wanted
+  LEFT JOIN attempted ON attempted.id = wanted.id
   LEFT JOIN receipt AS prior
     ON prior.tenant_id = wanted.tenant_id AND prior.idempotency_key = wanted.idempotency_key
- WHERE wanted.id NOT IN (SELECT id FROM attempted);
+ WHERE attempted.id IS NULL OR attempted.again;
 
 -- name: consume_approvals
 -- An approval is used once. The row that is there already belongs to an earlier attempt at the same effect.
