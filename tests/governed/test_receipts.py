@@ -506,11 +506,8 @@ async def test_an_effect_is_undone_by_a_governed_run_at_most_once(shop: Shop, ri
     assert (receipt["reversible"], receipt["undo"], receipt["reversal"]) == (True, "bank.refund", None)
     path = f"/api/receipts/{receipt['id']}/reverse"
     status, undo = await shop.admin.post(path, {"reason": "wrong card"})
-    assert (status, undo["input"], undo["trigger"]) == (
-        201,
-        {"id": "ch_1", "amount": 5},
-        {"source": "reversal", "ref": receipt["id"]},
-    )
+    assert (status, undo["input"]) == (201, {"id": "ch_1", "amount": 5})
+    assert (undo["trigger"]["source"], undo["trigger"]["ref"]) == ("reversal", receipt["id"])
     question = await shop.held(UUID(undo["id"]))
     assert (question["tier"], shop.done) == ("med", ["charge 5"]), "the gate stands before an undo too"
     status, body = await shop.admin.post(path)
