@@ -181,7 +181,7 @@ async def _start_slots(
         for new in mine:
             await runs.start_waiting(tx, database, who, new)
     answers = [Answer(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
-    await idempotency.complete(tx, [request for request, _, _ in begun], answers)
+    await idempotency.complete_many(tx, [request for request, _, _ in begun], answers)
     return [(slot, new.id) for _, slot, new in begun]
 
 
