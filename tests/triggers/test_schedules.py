@@ -12,6 +12,7 @@ import pytest
 
 from interlock.engine import schedules, tenants
 from interlock.engine.workflows import Plans
+from interlock.errors import Unavailable
 from interlock.store.pool import Database
 from tests.rig import Rig
 
@@ -156,6 +157,21 @@ async def test_a_schedule_whose_key_was_revoked_pauses_and_says_why(rig: Rig, ht
     resumed = (await http.post("/api/schedules/clean-up/resume")).json()
     assert (resumed["acts_as"], resumed["paused_why"]) == ("admin", None)
     rig.clock.advance(3600)
+    assert await schedules.start_due(rig.database, rig.plans) == 1
+
+
+async def test_a_lost_database_pauses_nothing(
+    rig: Rig, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(http)
+    rig.clock.advance(3600)
+
+    async def away(*_: Any) -> Any:
+        raise Unavailable("the database did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.plans, "find", away)
+        assert await schedules.start_due(rig.database, rig.plans) == 0
     assert await schedules.start_due(rig.database, rig.plans) == 1
 
 
