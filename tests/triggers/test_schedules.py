@@ -243,12 +243,14 @@ async def a_year(rig: Rig, step: timedelta) -> None:
     schedulers = [(rig.database, rig.plans), (other, Plans(other))]
     now = start
     while now < end:
-        # Around the nights on which the clocks change, minute steps would show nothing more than half hours.
-        change = any(day - timedelta(days=1) < now < day + timedelta(days=1) for day in _CHANGES)
+        # Slot by slot in the nights on which the clocks change.
+        change = any(abs(day - now) < timedelta(hours=8) for day in _CHANGES)
         rig.clock.fixed = now
         while sum(await asyncio.gather(*(schedules.start_due(*each) for each in schedulers))):
             pass
-        now += min(step, timedelta(minutes=30)) if change else step
+        # From one large step to the next no night must be passed over.
+        following = next((day - timedelta(hours=8) for day in _CHANGES if now < day - timedelta(hours=8)), end)
+        now += min(step, timedelta(minutes=30)) if change else min(step, following - now + timedelta(seconds=1))
     rig.clock.fixed = end - timedelta(seconds=1)
     while sum(await asyncio.gather(*(schedules.start_due(*each) for each in schedulers))):
         pass
