@@ -287,7 +287,7 @@ async def test_while_the_first_is_under_way_the_second_is_told_so(
     await apply(**HOOK)
     async with rig.database.transaction() as tx:
         await tx.fetch(
-            "begin_requests", None, rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, 60.0, 5, None
+            "begin_requests", None, rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, None, 60.0
         )
         answer = await from_github(rig, "push", delivery="d1")
     assert (answer.status_code, answer.json()["outcome"]) == (202, "processing")

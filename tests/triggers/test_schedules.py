@@ -12,6 +12,7 @@ import pytest
 
 from interlock.engine import schedules, tenants
 from interlock.engine.workflows import Plans
+from interlock.errors import Unavailable
 from interlock.store.pool import Database
 from tests.rig import Rig
 
@@ -159,6 +160,21 @@ async def test_a_schedule_whose_key_was_revoked_pauses_and_says_why(rig: Rig, ht
     assert await schedules.start_due(rig.database, rig.plans) == 1
 
 
+async def test_a_lost_database_pauses_nothing(
+    rig: Rig, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(http)
+    rig.clock.advance(3600)
+
+    async def away(*_: Any) -> Any:
+        raise Unavailable("the database did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.plans, "find", away)
+        assert await schedules.start_due(rig.database, rig.plans) == 0
+    assert await schedules.start_due(rig.database, rig.plans) == 1
+
+
 async def test_one_bad_schedule_stops_no_other(rig: Rig, http: httpx2.AsyncClient) -> None:
     await add(http, name="bad")
     await add(http)
@@ -227,12 +243,14 @@ async def a_year(rig: Rig, step: timedelta) -> None:
     schedulers = [(rig.database, rig.plans), (other, Plans(other))]
     now = start
     while now < end:
-        # Around the nights on which the clocks change, minute steps would show nothing more than half hours.
-        change = any(day - timedelta(days=1) < now < day + timedelta(days=1) for day in _CHANGES)
+        # Slot by slot in the nights on which the clocks change.
+        change = any(abs(day - now) < timedelta(hours=8) for day in _CHANGES)
         rig.clock.fixed = now
         while sum(await asyncio.gather(*(schedules.start_due(*each) for each in schedulers))):
             pass
-        now += min(step, timedelta(minutes=30)) if change else step
+        # From one large step to the next no night must be passed over.
+        following = next((day - timedelta(hours=8) for day in _CHANGES if now < day - timedelta(hours=8)), end)
+        now += min(step, timedelta(minutes=30)) if change else min(step, following - now + timedelta(seconds=1))
     rig.clock.fixed = end - timedelta(seconds=1)
     while sum(await asyncio.gather(*(schedules.start_due(*each) for each in schedulers))):
         pass

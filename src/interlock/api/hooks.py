@@ -41,8 +41,7 @@ async def on_github(name: str, request: Request, found: Svc, tenant: Tenant = DE
 
 @router.post("/{name}", status_code=202, response_model=Accepted, openapi_extra=_BODY)
 async def on_webhook(name: str, request: Request, found: Svc, tenant: Tenant = DEFAULT_TENANT) -> Response:
-    """Any webhook signed by Standard Webhooks, or with an HMAC in a header. The same delivery again answers the same
-    run."""
+    """A webhook signed by Standard Webhooks, or with an HMAC in a header. The same delivery again, the same run."""
     to = await triggers.receiver(found.database, tenant, TriggerKind.WEBHOOK, name)
     body = await request.body()
     header = to.trigger.header
@@ -86,9 +85,8 @@ def _accepted(outcome: str, reason: str) -> dict[str, Any]:
 def _headers(request: Request, to: Receiver) -> Mapping[str, str]:
     """Without what proves something: expressions write into runs, and runs are shown."""
     hidden = (*_KEPT_TO_OURSELVES, to.trigger.header)
-    return {
-        name: value for name, value in request.headers.items() if name not in hidden and "signature" not in name
-    }  # fmt: skip
+    given = request.headers.items()
+    return {name: value for name, value in given if name not in hidden and "signature" not in name}
 
 
 def _github_payload(request: Request, body: bytes) -> Any:

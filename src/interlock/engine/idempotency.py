@@ -12,7 +12,7 @@ A key says where it comes from:
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -21,7 +21,7 @@ import asyncpg
 
 from interlock.errors import Conflict, Invalid, Problem, Unavailable
 from interlock.lifecycle import IdempotencyState
-from interlock.store.pool import UNSTORABLE, Database, Row, Tx
+from interlock.store.pool import UNSTORABLE, Database, Raced, Row, Tx
 from interlock.telemetry import log, metrics
 
 KEEP_SECONDS = 24 * 3600.0
@@ -128,7 +128,7 @@ async def _first(
         if seen := await begin(tx, database, request):
             return _replay(request, seen)
         answer = await work(tx)
-        await complete(tx, [request], [answer])
+        await complete(tx, request, answer)
         metrics.idempotency_hits.labels(request.source, "miss").inc()
         return answer
 
@@ -155,31 +155,50 @@ async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
     """None: the record is ours. Else the record of the request that came first."""
     if await begin_many(tx, database, [request]):
         return None
+    seen = await _seen(tx, database, request)
+    if seen["status"] == IdempotencyState.COMPLETED and not seen["is_over"]:
+        return seen
+    attempts = await tx.value(
+        "retake_request", database.clock(), request.tenant_id, request.key, request.hash, request.keep_seconds,
+        request.remember_seconds, database.settings.idempotency_lock_seconds, MOST_ATTEMPTS,
+    )  # fmt: skip
+    if attempts is None:
+        # Not to be had, or somebody had it while we waited for the row: then it has an answer now.
+        return await _seen(tx, database, request)
+    if attempts > 1:
+        metrics.idempotency_hits.labels(request.source, "retry").inc()
+    return None
+
+
+async def _seen(tx: Tx, database: Database, request: Request) -> Row:
     seen = await tx.row("request_seen", database.clock(), request.tenant_id, request.key)
-    assert seen is not None
+    if seen is None:
+        raise Raced("the record was forgotten meanwhile")
     return seen
 
 
 async def begin_many(tx: Tx, database: Database, requests: Sequence[Request]) -> set[str]:
-    """The keys that are ours, of requests of one tenant, source and patience."""
+    """The keys that are ours, of requests of one tenant and source; those that were ever used are not."""
     one = requests[0]
+    # In one order: two who begin the same keys must not wait for each other.
+    ordered = sorted(requests, key=lambda request: request.key)
     rows = await tx.fetch(
-        "begin_requests", database.clock(), one.tenant_id, [r.key for r in requests], one.source,
-        [r.hash for r in requests], one.keep_seconds, database.settings.idempotency_lock_seconds, MOST_ATTEMPTS,
-        one.remember_seconds,
+        "begin_requests", database.clock(), one.tenant_id, [r.key for r in ordered], one.source,
+        [r.hash for r in ordered], one.keep_seconds, one.remember_seconds, database.settings.idempotency_lock_seconds,
     )  # fmt: skip
-    for row in rows:
-        if row["attempts"] > 1:
-            metrics.idempotency_hits.labels(one.source, "retry").inc()
     return {row["key"] for row in rows}
 
 
-async def complete(tx: Tx, requests: Sequence[Request], answers: Iterable[Answer]) -> None:
+async def complete(tx: Tx, request: Request, answer: Answer) -> None:
+    body = answer.kept or answer.body
+    await tx.fetch("complete_request", request.tenant_id, request.key, answer.status, body, answer.run_id)
+
+
+async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[Answer]) -> None:
     """Of one tenant and one status."""
-    answers = list(answers)
     await tx.fetch(
         "complete_requests", requests[0].tenant_id, [r.key for r in requests], answers[0].status,
-        [a.kept or a.body for a in answers], [a.run_id for a in answers],
+        [a.body for a in answers], [a.run_id for a in answers],
     )  # fmt: skip
 
 

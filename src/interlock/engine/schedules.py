@@ -68,7 +68,7 @@ async def listed(database: Database, principal: Principal, cursor: str | None, l
 
 async def pause(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
     await named(tx, database, principal, name)
-    await tx.fetch("pause_schedule", database.clock(), principal.tenant_id, name, None)
+    await tx.fetch("pause_schedule", database.clock(), principal.tenant_id, name, None, None)
     log.info("schedule_paused", schedule=name, tenant=principal.tenant, by=principal.actor)
     return await named(tx, database, principal, name)
 
@@ -77,9 +77,8 @@ async def resume(tx: Tx, database: Database, principal: Principal, name: str) ->
     """From now on; what is going on already goes on as it is."""
     row = await named(tx, database, principal, name)
     following = read_cron(row["cron"], row["timezone"]).after(row["now"])
-    await tx.fetch(
-        "resume_schedule", principal.tenant_id, name, following, principal.key_id, principal.workspace_id
-    )  # fmt: skip
+    place = (principal.tenant_id, name)
+    await tx.fetch("resume_schedule", *place, following, principal.key_id, principal.workspace_id)
     log.info("schedule_resumed", schedule=name, tenant=principal.tenant, by=principal.actor)
     return await named(tx, database, principal, name)
 
@@ -118,7 +117,7 @@ async def _start_one(database: Database, plans: Plans, row: Row) -> int:
     slots = cron.due(row["next_at"], row["now"], Missed(row["missed"]), _MOST_SLOTS)
     try:
         news = await _runs_for(plans, who, row, slots)
-    except Problem as problem:
+    except (Forbidden, NotFound) as problem:
         return await _give_up(database, row, problem)
     # Behind the batch if there is more of it, else behind now: what was left out stays left out.
     whole = len(slots) == _MOST_SLOTS
@@ -149,9 +148,8 @@ async def _runs_for(
 
 
 def _context(name: str, slot: datetime) -> dict[str, Any]:
-    return context_of(
-        "schedule", name, Initiator.SYSTEM, user=None, metadata={"schedule": name, "slot": written(slot)}
-    )  # fmt: skip
+    about = {"schedule": name, "slot": written(slot)}
+    return context_of("schedule", name, Initiator.SYSTEM, user=None, metadata=about)
 
 
 def written(slot: datetime) -> str:
@@ -164,9 +162,7 @@ async def _start_slots(
     """Those whose key was free."""
     if not news:
         return []
-    asked = {
-        f"{_SOURCE}:{name}:{written(slot)}": (slot, new) for slot, new in news
-    }  # fmt: skip
+    asked = {f"{_SOURCE}:{name}:{written(slot)}": (slot, new) for slot, new in news}
     requests = {key: Request(who.tenant_id, key, _SOURCE, Request.hash_of(key)) for key in asked}
     ours = await idempotency.begin_many(tx, database, list(requests.values()))
     metrics.idempotency_hits.labels(_SOURCE, "hit").inc(len(asked) - len(ours))
@@ -181,12 +177,13 @@ async def _start_slots(
         for new in mine:
             await runs.start_waiting(tx, database, who, new)
     answers = [Answer(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
-    await idempotency.complete(tx, [request for request, _, _ in begun], answers)
+    await idempotency.complete_many(tx, [request for request, _, _ in begun], answers)
     return [(slot, new.id) for _, slot, new in begun]
 
 
 async def _give_up(database: Database, row: Row, problem: Problem) -> int:
     """It would fail the same way every second: it is paused, and says why."""
-    await database.fetch("pause_schedule", database.clock(), row["tenant_id"], row["schedule"], problem.detail)
+    place = (row["tenant_id"], row["schedule"])
+    await database.fetch("pause_schedule", database.clock(), *place, problem.detail, row["next_at"])
     log.error("schedule_paused", schedule=row["schedule"], tenant=row["tenant"], error=problem.detail)
     return 0

@@ -145,7 +145,7 @@ async def deliver(database: Database, plans: Plans, to: Receiver, event: Event, 
         started = {"outcome": "started", "run_id": str(prepared.id), "workflow": prepared.workflow, "reason": None}
         answer = Answer(202, orjson.dumps(started), prepared.id)
         if twin is not None:
-            await idempotency.complete(tx, [twin], [answer])
+            await idempotency.complete(tx, twin, answer)
         return answer
 
     request = Request(

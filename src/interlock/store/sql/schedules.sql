@@ -23,11 +23,12 @@ SELECT schedule.*, api_key.name AS key_name FROM schedule JOIN api_key ON api_ke
  ORDER BY schedule.name LIMIT $3;
 
 -- name: pause_schedule
--- Pausing what is paused changes nothing.
+-- Pausing what is paused changes nothing. With $5 only while that is its next slot: who gives up on a schedule may know
+-- less than who mended it meanwhile.
 UPDATE schedule
    SET next_at = NULL, paused_at = coalesce(paused_at, $1, now()),
        paused_why = CASE WHEN paused_at IS NULL THEN $4 ELSE paused_why END
- WHERE tenant_id = $2 AND name = $3;
+ WHERE tenant_id = $2 AND name = $3 AND ($5::timestamptz IS NULL OR next_at = $5);
 
 -- name: resume_schedule
 -- What was due while it was paused was not missed. If its key was revoked, it acts with that of whoever resumes it.
