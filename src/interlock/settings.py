@@ -26,6 +26,9 @@ class Settings(BaseSettings):
     poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
     drain_seconds: PositiveFloat = Field(30.0, description="How long a stopping worker lets its steps finish.")
     max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
+    event_keep_seconds: PositiveFloat = Field(
+        7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
+    )
     retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")

@@ -110,6 +110,13 @@ class Metrics:
         self.idempotency_hits = Counter(
             "interlock_idempotency_hits", "Requests with an idempotency key.", ["source", "result"], registry=r
         )
+        self.events = Counter(
+            "interlock_outside_events", "Events from outside: matched with a wait, kept, expired.", ["outcome"],
+            registry=r,
+        )  # fmt: skip
+        self.compensations = Counter(
+            "interlock_compensations", "Steps that were undone, and that could not be.", ["outcome"], registry=r
+        )
         self.flush_size = Histogram(
             "interlock_flush_entries",
             "Entries committed together.",

@@ -42,7 +42,7 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _encodable(value: dict[str, Any]) -> dict[str, Any]:
+def _encodable(value: T) -> T:
     """What one parser of JSON reads another may not be able to write: half a character, a number without end."""
     try:
         orjson.dumps(value)
@@ -96,6 +96,11 @@ class Trigger(View):
     ref: str | None = None
 
 
+class Tokens(View):
+    input: NonNegativeInt = 0
+    output: NonNegativeInt = 0
+
+
 class Step(View):
     id: Id
     key: str
@@ -106,18 +111,34 @@ class Step(View):
     attempt: NonNegativeInt = 0
     max_attempts: PositiveInt = 1
     next_run_at: AwareDatetime | None = None
+    # While it waits for an event from outside: `event`, `correlation` and `timeout_at`.
+    waits_for: dict[str, Any] | None = None
     last_error: Any = None
     idempotency_key: str | None = None
     output: Any = None
     cost_usd: float = 0
+    # After a crash a resumable step is not done again, its output is used; an idempotent one may be done again. Null:
+    # nobody has looked at its tool yet.
+    resumable: bool = False
+    idempotent: bool | None = None
+    # What its models took and gave, if it said so.
+    tokens: Tokens | None = None
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
+    # How long its last attempt took.
+    duration_ms: float | None = None
     needs: list[str] = []
 
     @property
     def retrying(self) -> bool:
         """It failed and will be tried again; to the lifecycle it is simply pending."""
         return self.status is StepState.PENDING and self.attempt >= 1
+
+
+class Compensation(Step):
+    """What undoes a step of a run that failed or was canceled; `undoes` is that step's key."""
+
+    undoes: str
 
 
 class Run(View):
@@ -136,13 +157,18 @@ class Run(View):
     job_id: Id | None = None
     parent_run_id: Id | None = None
     resumed_from: Id | None = None
+    # How often it was taken up again: after a lost worker, or as a new run that continues another.
     resume_count: NonNegativeInt = 0
+    # Of the worker that holds it now.
+    last_heartbeat_at: AwareDatetime | None = None
     cost_usd: float = 0
     created_at: AwareDatetime
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
     duration_ms: int | None = None
     steps: list[Step] = []
+    # What it undoes or has undone, in that order: the last thing that it did comes first.
+    compensation: list[Compensation] = []
 
 
 class Event(View):
@@ -175,6 +201,41 @@ class Stop(Body):
 
     reason: Text | None = None
     request_id: Name | None = None
+
+
+# ---------------------------------------------------------------- events from outside
+
+
+class SendEvent(Body):
+    """Something that happened outside. The same `id` again is the same event."""
+
+    type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.:/-]{0,199}$")]
+    correlation: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
+    payload: Annotated[Any, AfterValidator(_encodable)] = {}
+    id: Name | None = None
+    request_id: Name | None = None
+
+
+class OutsideEvent(View):
+    """An event and, once it was matched, the step that had waited for it."""
+
+    id: str
+    type: str
+    correlation: str
+    workspace_id: str | None = None
+    payload: Any = None
+    sent_by: str
+    received_at: AwareDatetime
+    expires_at: AwareDatetime
+    run_id: Id | None = None
+    step_key: str | None = None
+    consumed_at: AwareDatetime | None = None
+
+
+class SentEvent(OutsideEvent):
+    """`matched`: a step had waited for it. Else it is kept until `expires_at`."""
+
+    matched: bool
 
 
 # ---------------------------------------------------------------- approvals

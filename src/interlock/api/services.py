@@ -67,15 +67,24 @@ class Json(Response):
 
 
 async def change(
-    found: Services, who: Principal, request: Request, work: Callable[[Tx], Awaitable[Answer]]
+    found: Services,
+    who: Principal,
+    request: Request,
+    work: Callable[[Tx], Awaitable[Answer]],
+    *,
+    key: str | None = None,
 ) -> Response:
-    """Everything that changes state goes through here: once per idempotency key, if one is given."""
-    key, body = await _idempotency_key(request)
+    """Everything that changes state goes through here: once per idempotency key, if one is given.
+
+    `key` is one that the request has for the whole tenant; else the caller's own counts.
+    """
+    own, body = await _idempotency_key(request)
+    key = key or (f"api:{who.key_id}:{own}" if own is not None else None)
     if key is None:
         answer = await found.database.command(work)
     else:
         digest = idempotency.Request.hash_of(request.method, request.url.path, body)
-        asked = idempotency.Request(who.tenant_id, f"api:{who.key_id}:{key}", "api", digest)
+        asked = idempotency.Request(who.tenant_id, key, key.partition(":")[0], digest)
         answer = await idempotency.once(found.database, asked, work, problem_answer)
     headers = {"Idempotency-Replayed": "true"} if answer.replayed else None
     media_type = "application/problem+json" if answer.status >= 400 else "application/json"

@@ -62,19 +62,23 @@ ON CONFLICT (id) DO NOTHING
 RETURNING *;
 
 -- name: get_run
-SELECT * FROM run WHERE tenant_id = $1 AND id = $2;
+-- A run's heartbeat is that of the worker that holds it.
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
+ WHERE run.tenant_id = $1 AND run.id = $2;
 
 -- name: list_runs
 -- Newest first. The cursor is the id of the last run seen.
-SELECT * FROM run
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
  WHERE tenant_id = $1
-   AND ($2::uuid IS NULL OR id < $2)
-   AND ($3::text IS NULL OR status = $3)
+   AND ($2::uuid IS NULL OR run.id < $2)
+   AND ($3::text IS NULL OR run.status = $3)
    AND ($4::text IS NULL OR workflow = $4)
    AND ($5::uuid IS NULL OR session_id = $5)
    AND ($6::uuid IS NULL OR job_id = $6)
    AND ($8::text IS NULL OR workspace_id = $8)
- ORDER BY id DESC
+ ORDER BY run.id DESC
  LIMIT $7;
 
 -- name: count_runs_by_status
