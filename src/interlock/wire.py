@@ -32,7 +32,7 @@ class Role(Term):
     """What a key may do. Every role may also do what a viewer may."""
 
     VIEWER = "viewer", "Reads everything of its tenant."
-    OPERATOR = "operator", "Starts, cancels and retries runs, and publishes workflows."
+    OPERATOR = "operator", "Starts, cancels and retries runs, sends events, and publishes workflows."
     APPROVER = "approver", "Decides approvals."
     ADMIN = "admin", "Does all of that, and manages keys."
     AGENT = "agent", "Starts runs; can never approve."

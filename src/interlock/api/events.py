@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api/events", tags=["events"])
 @router.post("", status_code=202, response_model=SentEvent)
 async def send(body: SendEvent, request: Request, found: Svc, who: Who) -> Response:
     """Tell what happened. The step that has waited longest for it has it at once; else it is kept until one does."""
-    who.require(Permission.START)
+    who.require(Permission.TELL)
     new = events.NewEvent(body.id or str(uuid7()), body.type, body.correlation, encode(body.payload))
 
     async def work(tx: Tx) -> Answer:
