@@ -404,6 +404,11 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
     assert sorted(told) == list(range(count))
 
 
+async def _sweep_all(rig: Rig) -> None:
+    while await rig.sql("SELECT FROM outside_wait LIMIT 1"):
+        await rig.sweep()
+
+
 @COUNTS
 async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: int) -> None:
     told = tools(rig)
@@ -414,9 +419,10 @@ async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: i
             await rig.until(run_id, "waiting_external")
     rig.clock.advance(3600)
     async with rig.worker(100):
-        sweeps = [rig.sweep() for _ in range(max(2, count // 100))]
-        sends = [send(rig, f"ch_{n}", {"amount": n}) for n in range(count)]
-        await _all(*sends[: count // 4], *sweeps, *sends[count // 4 :])
+        # The oldest waits time out first, and the newest are sent for first: they meet somewhere in the middle.
+        sends = [send(rig, f"ch_{n}", {"amount": n}) for n in reversed(range(count))]
+        sweeps = [_sweep_all(rig), _sweep_all(rig)]
+        await _all(*sweeps, *sends, at_once=5)
         ended = [await rig.until(run_id) for run_id in runs]
     assert await rig.sql("SELECT FROM outside_wait") == []
     consumed = {row["run_id"] for row in await rig.sql("SELECT run_id FROM outside_event WHERE run_id IS NOT NULL")}

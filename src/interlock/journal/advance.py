@@ -167,7 +167,8 @@ def _await(journal: Journal, fold: StepFold, now: datetime, found: Next) -> dict
         raise ValueError(f"the correlation is {about!r}; it must be a number or a text of 1 to 500 characters")
     timeout_at = now + _span(event.timeout, journal) if event.timeout is not None else None
     found.await_.append(Awaited(fold.step.key, event.type, about, timeout_at))
-    return {"awaits": {"event": event.type, "correlation": about, "timeout_at": timeout_at}}
+    until = timeout_at.isoformat() if timeout_at is not None else None
+    return {"awaits": {"event": event.type, "correlation": about, "timeout_at": until}}
 
 
 def _span(template: Template, journal: Journal) -> timedelta:
