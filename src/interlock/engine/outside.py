@@ -28,9 +28,9 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, STEP, RunEvent, RunState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
-from interlock.telemetry import log, metrics
+from interlock.telemetry import detail, log, metrics
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
         await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
     if leave.reason is not None or any(e.event == RunEvent.COMPENSATE for e in entries):
         await withdraw(tx, database, [run.row["id"]])
-    observe(run.row["workflow"], entries, row)
+    observe(run.row["id"], run.row["workflow"], entries, row)
     return row
 
 
@@ -215,8 +215,10 @@ async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID
     )  # fmt: skip
 
 
-def observe(workflow: str, entries: list[Entry], row: Any) -> None:
+def observe(run_id: UUID, workflow: str, entries: list[Entry], row: Any) -> None:
     """Count and log what was committed."""
+    if detail.wanted:
+        _tell(run_id, entries)
     for e in entries:
         if e.from_state is None or e.to_state is None:
             continue
@@ -232,3 +234,18 @@ def observe(workflow: str, entries: list[Entry], row: Any) -> None:
             reason=row["reason"],
             duration_ms=row["duration_ms"],
         )
+
+
+def _tell(run_id: UUID, entries: list[Entry]) -> None:
+    """Every transition of a run, and every step that need not be done again after a crash."""
+    for e in entries:
+        if e.step is None and e.to_state is not None:
+            log.debug("run_transition", run_id=str(run_id), from_state=e.from_state, to_state=e.to_state, by=e.actor)
+        elif e.step is not None and e.to_state in STEP.terminal:
+            resumable = e.to_state in SETTLED_WELL
+            log.debug("run_checkpoint", run_id=str(run_id), step=e.step, resumable=resumable, **_duration(e))
+
+
+def _duration(entry: Entry) -> dict[str, Any]:
+    data = entry.data or {}
+    return {"duration_ms": data["duration_ms"]} if "duration_ms" in data else {}
