@@ -242,6 +242,36 @@ async def test_a_run_that_was_undone_cannot_be_continued(shop: Shop, rig: Rig, a
     assert (status, problem["code"]) == (409, "RUN_COMPENSATED")
 
 
+async def test_what_a_continued_run_took_over_is_undone_even_before_a_worker_saw_it(
+    shop: Shop, rig: Rig, agency: Agency
+) -> None:
+    """Its effect became known only after the first run had failed, which therefore did not undo it."""
+    began = asyncio.Event()
+
+    @rig.tool("trip.cut", writes=True)
+    async def cut() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await rig.apply(TRIP.replace("tool: trip.book\n    input: {what: flight}", "tool: trip.cut", 1))
+    run_id = await rig.start("trip")
+    task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+    await began.wait()
+    await lose(rig, task)
+    question = await shop.held(run_id)
+    ann = await shop.person("ann")
+    path = f"/api/receipts/{question['receipt_id']}/resolve"
+    assert (await ann.post(path, {"outcome": "fail"}))[0] == 200
+    assert (await rig.run(run_id))["compensation"] == []
+    assert (await ann.post(path, {"outcome": "happened", "output": {"id": "flight-1"}}))[0] == 200
+    status, again = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert (status, again["status"], again["steps"][0]["status"]) == (201, "pending", "succeeded")
+    status, canceled = await shop.admin.post(f"/api/runs/{again['id']}/cancel")
+    assert (canceled["status"], [s["undoes"] for s in canceled["compensation"]]) == ("canceling", ["flight"])
+    run = await shop.ended(UUID(again["id"]))
+    assert (run["status"], agency.done) == ("canceled", ["cancel flight-1"])
+
+
 async def test_the_log_of_what_was_undone_is_on_the_wire(shop: Shop, rig: Rig, agency: Agency) -> None:
     await rig.apply(TRIP)
     run = await shop.ended(await rig.start("trip"))
@@ -253,6 +283,8 @@ async def test_the_log_of_what_was_undone_is_on_the_wire(shop: Shop, rig: Rig, a
     events = (await shop.admin.get(f"/api/runs/{run['id']}/events"))["items"]
     [begun] = [e["data"] for e in events if e["data"].get("event") == "compensate"]
     assert begun["undo"] == ["hotel", "flight"] and begun["ending"]["reason"] == "terminal_error"
+    await rig.prove()
+    assert (await shop.admin.http.get(f"/api/runs/{run['id']}/evidence")).status_code == 200
 
 
 # ---------------------------------------------------------------- when undoing fails

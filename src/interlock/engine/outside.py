@@ -175,7 +175,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
             tx, database, [(run.row["tenant_id"], run.row["id"], run.row["requested_by"], a) for a in asks]
         )
     if leave.queue:
-        fresh = run.queued["fresh"] if run.queued else leave.status == RunState.PENDING
+        fresh = leave.status == RunState.PENDING
         lost = run.queued["lost"] if run.queued else False
         await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
     if leave.reason is not None or any(e.event == RunEvent.COMPENSATE for e in entries):
