@@ -302,8 +302,9 @@ async def test_an_event_in_the_inbox_of_a_worker_that_dies_is_not_lost(rig: Rig)
 async def _blocked(rig: Rig, statement: str) -> None:
     """Until somebody stands at an advisory lock in this statement."""
     busy = "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE $1"
-    while not await rig.sql(busy, f"%/* {statement} */%"):
-        pass
+    async with asyncio.timeout(10):
+        while not await rig.sql(busy, f"%/* {statement} */%"):
+            pass
 
 
 async def test_who_keeps_an_event_is_seen_by_who_begins_to_wait_meanwhile(rig: Rig) -> None:
@@ -404,9 +405,9 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
     assert sorted(told) == list(range(count))
 
 
-async def _sweep_all(rig: Rig) -> None:
-    while await rig.sql("SELECT FROM outside_wait LIMIT 1"):
-        await rig.sweep()
+async def _time_out(rig: Rig, run_id: UUID) -> None:
+    tenant = rig.admin.tenant_id
+    await rig.database.command(lambda tx: events.time_out(tx, rig.database, rig.plans, tenant, run_id, "paid"))
 
 
 @COUNTS
@@ -419,10 +420,9 @@ async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: i
             await rig.until(run_id, "waiting_external")
     rig.clock.advance(3600)
     async with rig.worker(100):
-        # The oldest waits time out first, and the newest are sent for first: they meet somewhere in the middle.
-        sends = [send(rig, f"ch_{n}", {"amount": n}) for n in reversed(range(count))]
-        sweeps = [_sweep_all(rig), _sweep_all(rig)]
-        await _all(*sweeps, *sends, at_once=5)
+        pairs = [(send(rig, f"ch_{n}", {"amount": n}), _time_out(rig, run_id)) for n, run_id in enumerate(runs)]
+        # Side by side, now the one a little ahead and now the other.
+        await _all(*(work for n, pair in enumerate(pairs) for work in (pair if n % 2 else pair[::-1])))
         ended = [await rig.until(run_id) for run_id in runs]
     assert await rig.sql("SELECT FROM outside_wait") == []
     consumed = {row["run_id"] for row in await rig.sql("SELECT run_id FROM outside_event WHERE run_id IS NOT NULL")}
