@@ -208,6 +208,7 @@ async def test_on_timeout_continue_goes_on_without_an_output(rig: Rig) -> None:
     run_id = await rig.start("w")
     rig.clock.advance(5)
     await rig.sweep()
+    assert (await send(rig, "c", type="e"))["run_id"] is None, "it comes too late, and is another's"
     run = await rig.work_until(run_id)
     assert (run["status"], run["step"]["paid"]["output"], told) == ("succeeded", None, [3])
 
