@@ -287,6 +287,84 @@ async def test_the_log_of_what_was_undone_is_on_the_wire(shop: Shop, rig: Rig, a
     assert (await shop.admin.http.get(f"/api/runs/{run['id']}/evidence")).status_code == 200
 
 
+async def test_an_effect_is_undone_once_whoever_does_it(shop: Shop, rig: Rig, agency: Agency) -> None:
+    @rig.tool("trip.reserve", writes=True, undo="trip.release")
+    async def reserve(booking: str) -> dict[str, str]:
+        agency.done.append(f"book {booking}")
+        return {"booking": booking}
+
+    @rig.tool("trip.release", writes=True, idempotent=True)
+    async def release(booking: str) -> None:
+        if agency.broken.get(booking):
+            raise agency.broken[booking].pop(0)
+        agency.done.append(f"cancel {booking}")
+
+    await rig.apply(
+        'name: r\nsteps:\n  - {id: a, tool: trip.reserve, input: {booking: "${input.what}"},'
+        ' compensate: {tool: trip.release, input: {booking: "${output.booking}"}}}\n  - {id: gate, approval: {}}\n'
+    )
+
+    async def reserved(what: str) -> tuple[UUID, str]:
+        run_id = await rig.start("r", {"what": what})
+        await rig.work_until(run_id, "waiting_approval")
+        [receipt] = await shop.receipts(run_id)
+        return run_id, f"/api/receipts/{receipt['id']}/reverse"
+
+    # The run itself first: a person has nothing left to reverse.
+    run_id, reverse = await reserved("room")
+    await rig.cancel(run_id)
+    assert (await shop.ended(run_id))["status"] == "canceled"
+    status, problem = await shop.admin.post(reverse)
+    assert (status, problem["code"], problem["run_id"]) == (409, "ALREADY_REVERSED", str(run_id))
+    # A person first: the run has nothing left to undo, and says who did it.
+    run_id, reverse = await reserved("car")
+    status, other = await shop.admin.post(reverse)
+    assert status == 201 and (await shop.ended(UUID(other["id"])))["status"] == "succeeded"
+    await rig.cancel(run_id)
+    run = await shop.ended(run_id)
+    assert (run["status"], log(run)) == ("canceled", [("a", "succeeded")])
+    # The run could not: a person may.
+    agency.broken["boat"] = [Terminal("closed")]
+    run_id, reverse = await reserved("boat")
+    await rig.cancel(run_id)
+    assert (await shop.ended(run_id))["reason"] == "compensation_failed"
+    status, other = await shop.admin.post(reverse)
+    assert status == 201 and (await shop.ended(UUID(other["id"])))["status"] == "succeeded"
+    undone = [line for line in agency.done if line.startswith("cancel")]
+    assert undone == ["cancel room", "cancel car", "cancel boat"]
+
+
+async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
+    shop: Shop, rig: Rig, agency: Agency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, heard = Hold(), asyncio.Event()
+    asked = Driver._interrupt_if_asked
+
+    @rig.tool("trip.slow", writes=True)
+    async def slow(booking: str) -> None:
+        await hold()
+        agency.done.append(f"cancel {booking}")
+        agency.keys.append(booking)
+
+    async def and_say_so(self: Driver) -> None:
+        await asked(self)
+        heard.set()
+
+    monkeypatch.setattr(Driver, "_interrupt_if_asked", and_say_so)
+    await rig.apply(TRIP.replace("trip.cancel", "trip.slow"))
+    run_id = await rig.start("trip")
+    async with rig.worker():
+        await hold.inside()
+        # Sent before the run said that it undoes, and heard after it.
+        word = ("cancel", None, "ann", '{"reason_code": "canceled_by_user", "said": null}', "canceling")
+        await rig.database.fetch("post_to_inbox", rig.clock(), run_id, *word)
+        await heard.wait()
+        hold.release.set()
+        run = await rig.until(run_id)
+    await agency.undone()
+    assert not hold.interrupted and (run["status"], run["reason"]) == ("failed", "terminal_error")
+
+
 # ---------------------------------------------------------------- when undoing fails
 
 

@@ -96,6 +96,8 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await open_approvals(tx, database, asks)
     if seals := [seal for w in kept for seal in w.beside.seals]:
         await receipts.seal(tx, database, seals)
+        if released := [(s.releases, w.lease.run_id) for w in kept for s in w.beside.seals if s.releases is not None]:
+            await receipts.release(tx, released)
     if waiting := [(w.lease.tenant_id, w.lease.run_id, awaited) for w in kept for awaited in w.beside.awaits]:
         answers = await _begin_waits(tx, database, waiting, writes, answers)
     if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:

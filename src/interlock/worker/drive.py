@@ -377,8 +377,14 @@ class Driver:
                 id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
                 digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo, approval_id=approval_id,
                 request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                reverses=self._reverses(call.fold),
             )
         )  # fmt: skip
+
+    def _reverses(self, fold: StepFold) -> UUID | None:
+        """The receipt of what it undoes, if that was this run's own write."""
+        done = self.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
+        return UUID(done.receipt_id) if done is not None and done.receipt_id is not None else None
 
     def _metadata(self, value: Any, tool: Tool) -> Any:
         return metadata(value, allow=tool.show, salt=self._worker.shop.salts(self.lease.tenant_id))
@@ -404,7 +410,7 @@ class Driver:
             )
             self._fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
         elif prior.status == ReceiptState.SUCCEEDED:
-            data = {"receipt_id": str(prior.id), "replayed_from": str(prior.run_id)}
+            data = {"replayed_from": str(prior.run_id)} | ({"receipt_id": str(prior.id)} if prior.id else {})
             self.journal.move_step(
                 fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=prior.output or NO_OUTPUT
             )
@@ -511,7 +517,8 @@ class Driver:
         """With the entry that settles the step, in one transaction."""
         if fold.receipt_id is not None:
             shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
-            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
+            releases = self._reverses(fold) if state == ReceiptState.FAILED else None
+            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown, releases))
 
     def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
