@@ -41,7 +41,7 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
-        "steps": step_views(journal),
+        "last_heartbeat_at": None, "steps": step_views(journal), "compensation": [],
     }  # fmt: skip
 
 
