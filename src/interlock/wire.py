@@ -5,6 +5,7 @@ server. Bodies are what a caller sends. They refuse fields they do not know, so 
 error and not a run without a deadline.
 """
 
+import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -206,10 +207,16 @@ class Stop(Body):
 # ---------------------------------------------------------------- events from outside
 
 
+def _event_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}", value):
+        raise ValueError("expected a type such as bank.settled: letters, digits, `_`, `.`, `:`, `/` and `-`")
+    return value
+
+
 class SendEvent(Body):
     """Something that happened outside. The same `id` again is the same event."""
 
-    type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.:/-]{0,199}$")]
+    type: Annotated[str, AfterValidator(_event_type)]
     correlation: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
     payload: Annotated[Any, AfterValidator(_encodable)] = {}
     id: Name | None = None
