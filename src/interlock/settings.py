@@ -20,12 +20,20 @@ class Settings(BaseSettings):
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
     )
 
-    lease_seconds: PositiveFloat = Field(30.0, description="How long a silent worker keeps its runs.")
+    lease_seconds: PositiveFloat = Field(
+        30.0, description="How long a silent worker keeps its runs; then they are orphaned, and others take them up."
+    )
+    heartbeat_seconds: PositiveFloat = Field(
+        10.0, le=30, description="How often a worker says that it is alive, and in any case three times in a lease."
+    )
     concurrency: PositiveInt = Field(100, description="Runs that one worker process holds at a time.")
     slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
     poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
     drain_seconds: PositiveFloat = Field(30.0, description="How long a stopping worker lets its steps finish.")
     max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
+    event_keep_seconds: PositiveFloat = Field(
+        7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
+    )
     retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")

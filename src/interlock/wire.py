@@ -5,6 +5,7 @@ server. Bodies are what a caller sends. They refuse fields they do not know, so 
 error and not a run without a deadline.
 """
 
+import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -32,7 +33,7 @@ class Role(Term):
     """What a key may do. Every role may also do what a viewer may."""
 
     VIEWER = "viewer", "Reads everything of its tenant."
-    OPERATOR = "operator", "Starts, cancels and retries runs, and publishes workflows."
+    OPERATOR = "operator", "Starts, cancels and retries runs, sends events, and publishes workflows."
     APPROVER = "approver", "Decides approvals."
     ADMIN = "admin", "Does all of that, and manages keys."
     AGENT = "agent", "Starts runs; can never approve."
@@ -42,7 +43,7 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _encodable(value: dict[str, Any]) -> dict[str, Any]:
+def _encodable(value: T) -> T:
     """What one parser of JSON reads another may not be able to write: half a character, a number without end."""
     try:
         orjson.dumps(value)
@@ -120,6 +121,11 @@ class Trigger(View):
     external_event: ExternalEvent | None = None
 
 
+class Tokens(View):
+    input: NonNegativeInt = 0
+    output: NonNegativeInt = 0
+
+
 class Step(View):
     id: Id
     key: str
@@ -130,18 +136,34 @@ class Step(View):
     attempt: NonNegativeInt = 0
     max_attempts: PositiveInt = 1
     next_run_at: AwareDatetime | None = None
+    # While it waits for an event from outside: `event`, `correlation` and `timeout_at`.
+    waits_for: dict[str, Any] | None = None
     last_error: Any = None
     idempotency_key: str | None = None
     output: Any = None
     cost_usd: float = 0
+    # After a crash a resumable step is not done again, its output is used; an idempotent one may be done again. Null:
+    # nobody has looked at its tool yet.
+    resumable: bool = False
+    idempotent: bool | None = None
+    # What its models took and gave, if it said so.
+    tokens: Tokens | None = None
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
+    # How long its last attempt took.
+    duration_ms: float | None = None
     needs: list[str] = []
 
     @property
     def retrying(self) -> bool:
         """It failed and will be tried again; to the lifecycle it is simply pending."""
         return self.status is StepState.PENDING and self.attempt >= 1
+
+
+class Compensation(Step):
+    """What undoes a step of a run that failed or was canceled; `undoes` is that step's key."""
+
+    undoes: str
 
 
 class Run(View):
@@ -160,13 +182,18 @@ class Run(View):
     job_id: Id | None = None
     parent_run_id: Id | None = None
     resumed_from: Id | None = None
+    # How often it was taken up again: after a lost worker, or as a new run that continues another.
     resume_count: NonNegativeInt = 0
+    # Of the worker that holds it now.
+    last_heartbeat_at: AwareDatetime | None = None
     cost_usd: float = 0
     created_at: AwareDatetime
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
     duration_ms: int | None = None
     steps: list[Step] = []
+    # What it undoes or has undone, in that order: the last thing that it did comes first.
+    compensation: list[Compensation] = []
 
 
 class Event(View):
@@ -199,6 +226,47 @@ class Stop(Body):
 
     reason: Text | None = None
     request_id: Name | None = None
+
+
+# ---------------------------------------------------------------- events from outside
+
+
+def _event_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}", value):
+        raise ValueError("expected a type such as bank.settled: letters, digits, `_`, `.`, `:`, `/` and `-`")
+    return value
+
+
+class SendEvent(Body):
+    """Something that happened outside. The same `id` again is the same event."""
+
+    type: Annotated[str, AfterValidator(_event_type)]
+    correlation: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
+    payload: Annotated[Any, AfterValidator(_encodable)] = {}
+    id: Name | None = None
+    request_id: Name | None = None
+
+
+class OutsideEvent(View):
+    """An event and, once it was matched, the step that had waited for it."""
+
+    id: str
+    type: str
+    correlation: str
+    workspace_id: str | None = None
+    payload: Any = None
+    sent_by: str
+    received_at: AwareDatetime
+    expires_at: AwareDatetime
+    run_id: Id | None = None
+    step_key: str | None = None
+    consumed_at: AwareDatetime | None = None
+
+
+class SentEvent(OutsideEvent):
+    """`matched`: a step had waited for it. Else it is kept until `expires_at`."""
+
+    matched: bool
 
 
 # ---------------------------------------------------------------- approvals

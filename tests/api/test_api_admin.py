@@ -269,6 +269,8 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
             (wire.Page[wire.Tenant], (await http.get("/api/tenants")).json()),
             (wire.Page[wire.Worker], (await http.get("/api/workers")).json()),
             (wire.Page[wire.Tool], (await http.get("/api/tools")).json()),
+            (wire.SentEvent, (await http.post("/api/events", json={"type": "e", "correlation": "c"})).json()),
+            (wire.Page[wire.OutsideEvent], (await http.get("/api/events")).json()),
             (wire.Health, (await http.get("/healthz")).json()),
         ]
     for model, answer in answers:
@@ -279,11 +281,12 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
     names = {
         "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "input", "result",
         "error", "trigger", "session_id", "job_id", "parent_run_id", "resumed_from", "resume_count", "cost_usd",
-        "created_at", "started_at", "completed_at", "duration_ms", "steps",
+        "created_at", "started_at", "completed_at", "duration_ms", "steps", "last_heartbeat_at", "compensation",
     }  # fmt: skip
     steps = {
         "id", "key", "index", "kind", "tool", "status", "attempt", "max_attempts", "next_run_at", "last_error",
-        "idempotency_key", "output", "cost_usd", "started_at", "completed_at", "needs",
+        "idempotency_key", "output", "cost_usd", "started_at", "completed_at", "needs", "waits_for", "resumable",
+        "idempotent", "tokens", "duration_ms",
     }  # fmt: skip
     shown = answers[1][1]
     assert names <= set(shown) and all(steps <= set(step) for step in shown["steps"])

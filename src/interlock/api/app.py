@@ -13,6 +13,7 @@ from interlock.api import (
     admin,
     approvals,
     audit,
+    events,
     grants,
     hooks,
     hooks_out,
@@ -38,7 +39,8 @@ def create_app(services: Services) -> FastAPI:
     )  # fmt: skip
     app.state.services = services
     for module in (
-        runs, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack, triggers, schedules, hooks,
+        runs, events, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack,
+        triggers, schedules, hooks,
     ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)

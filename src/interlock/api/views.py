@@ -9,7 +9,8 @@ from interlock.api.context import context_of
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
-from interlock.journal import Journal
+from interlock.journal import Journal, StepFold
+from interlock.lifecycle import SETTLED_WELL, STEP, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
 from interlock.wire import Initiator
@@ -25,9 +26,14 @@ def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view |= {column: _json(row[column]) for column in ("input", "result", "error")}
     view["trigger"] = trigger_view(_json(row["trigger"]), row["requested_by"])
     view["cost_usd"] = float(row["cost_usd"])
+    # Only where somebody looked: the heartbeat is the worker's, and not a column of the run.
+    view["last_heartbeat_at"] = row.get("last_heartbeat_at")
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["steps"] = step_views(journal)
+        view["compensation"] = [
+            _step_view(journal, fold) | {"undoes": fold.step.undoes} for fold in journal.compensation
+        ]
     return view
 
 
@@ -39,8 +45,7 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
-        "cost_usd": 0.0,
-        "steps": step_views(journal),
+        "cost_usd": 0.0, "last_heartbeat_at": None, "steps": step_views(journal), "compensation": [],
     }  # fmt: skip
 
 
@@ -58,27 +63,34 @@ def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
 
 
 def step_views(journal: Journal) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
-            "key": key,
-            "index": fold.step.index,
-            "kind": fold.step.kind,
-            "tool": fold.step.tool,
-            "status": fold.status,
-            "attempt": fold.attempt,
-            "max_attempts": fold.step.retry.max_attempts,
-            "next_run_at": fold.next_run_at,
-            "last_error": fold.last_error,
-            "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
-            "output": _json(fold.output),
-            "cost_usd": fold.cost_usd,
-            "started_at": fold.started_at,
-            "completed_at": fold.completed_at,
-            "needs": list(fold.step.after),
-        }
-        for key, fold in journal.steps.items()
-    ]
+    return [_step_view(journal, fold) for fold in journal.steps.values()]
+
+
+def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
+    key = fold.step.key
+    return {
+        "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
+        "key": key,
+        "index": fold.step.index,
+        "kind": fold.step.kind,
+        "tool": fold.step.tool,
+        "status": fold.status,
+        "attempt": fold.attempt,
+        "max_attempts": fold.step.retry.max_attempts,
+        "next_run_at": fold.next_run_at,
+        "waits_for": fold.awaits if fold.status == StepState.WAITING_EXTERNAL else None,
+        "last_error": fold.last_error,
+        "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
+        "output": _json(fold.output),
+        "cost_usd": fold.cost_usd,
+        "resumable": fold.status in SETTLED_WELL,
+        "idempotent": fold.idempotent if fold.attempt or fold.step.tool is None else None,
+        "tokens": fold.tokens,
+        "started_at": fold.started_at,
+        "completed_at": fold.completed_at,
+        "duration_ms": fold.duration_ms,
+        "needs": list(fold.step.after),
+    }
 
 
 def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
@@ -88,6 +100,8 @@ def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
         data = {"step_key": row["step"], **data}
     if row["event"] is not None:
         data |= {"from_state": row["from_state"], "event": row["event"], "to_state": row["to_state"]}
+        if row["step"] is not None and row["to_state"] in STEP.terminal:
+            data["resumable"] = row["to_state"] in SETTLED_WELL
     if row["attempt"] is not None:
         data["attempt"] = row["attempt"]
     if row["output"] is not None:
@@ -97,6 +111,15 @@ def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
         "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
         "data": data,
     }  # fmt: skip
+
+
+def outside_event_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "type", "correlation", "workspace_id", "received_at", "expires_at", "run_id", "consumed_at")
+    return {column: row[column] for column in columns} | {
+        "payload": _json(row["payload"]),
+        "step_key": row["step"],
+        "sent_by": row["sent_by"].partition(":")[0],
+    }
 
 
 def audit_view(row: Row) -> dict[str, Any]:

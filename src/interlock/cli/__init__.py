@@ -11,6 +11,7 @@ from interlock.cli import (
     admin,
     approvals,
     audit,
+    events,
     evidence,
     grants,
     policies,
@@ -63,6 +64,7 @@ def options(
 serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
+app.add_typer(events.app, name="event")
 app.add_typer(approvals.app, name="approval")
 app.add_typer(triggers.app, name="trigger")
 app.add_typer(schedules.app, name="schedule")

@@ -26,7 +26,20 @@ from interlock.lifecycle import (
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from interlock.wire import Event, Key, Page, Run, Step, StoredSecret, Tenant, Tool, Usage, Workflow
+    from interlock.wire import (
+        Compensation,
+        Event,
+        Key,
+        OutsideEvent,
+        Page,
+        Run,
+        Step,
+        StoredSecret,
+        Tenant,
+        Tool,
+        Usage,
+        Workflow,
+    )
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
@@ -180,10 +193,19 @@ STEPS: "Columns[Step]" = {
 }
 
 
+COMPENSATION: "Columns[Compensation]" = {
+    "undo": lambda step: visible(step.undoes),
+    **{name: STEPS[name] for name in ("does", "status", "attempt", "took", "note")},
+}
+
+
 def note(step: "Step") -> str:
     if step.retrying:
         at = f"retrying at {clock(step.next_run_at)}" if step.next_run_at else "retrying"
         return f"{at}: {brief(step.last_error)}" if step.last_error else at
+    if (awaited := step.waits_for) is not None:
+        until = f" until {moment(datetime.fromisoformat(awaited['timeout_at']))}" if awaited.get("timeout_at") else ""
+        return f"waits for {cell(awaited['event'])} {cell(awaited['correlation'])}{until}"
     return brief(step.last_error) if step.status not in SETTLED_WELL else ""
 
 
@@ -198,10 +220,17 @@ def run_page(run: "Run") -> RenderableType:
         took=took(run.started_at, run.completed_at),
         cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
         resumed_from=run.resumed_from,
+        resumed=f"{run.resume_count} times" if run.resume_count > 1 else "once" if run.resume_count else None,
+        heartbeat=moment(run.last_heartbeat_at),
         input=cell(run.input) if run.input else None,
         result=cell(run.result) if run.result is not None else None,
     )
-    return Group(head, "", table(run.steps, STEPS)) if run.steps else head
+    parts: list[RenderableType] = [head]
+    if run.steps:
+        parts += ["", table(run.steps, STEPS)]
+    if run.compensation:
+        parts += ["", table(run.compensation, COMPENSATION)]
+    return Group(*parts)
 
 
 def _status(run: "Run") -> Text:
@@ -258,6 +287,17 @@ TENANTS: "Columns[Tenant]" = {
     "created": lambda tenant: moment(tenant.created_at),
 }
 
+
+EVENTS: "Columns[OutsideEvent]" = {
+    "id": lambda event: visible(event.id),
+    "type": lambda event: visible(event.type),
+    "about": lambda event: visible(event.correlation),
+    "received": lambda event: moment(event.received_at),
+    "by": lambda event: visible(event.sent_by),
+    "run": lambda event: event.run_id or Text("waits for a step", style="yellow"),
+    "step": lambda event: visible(event.step_key or ""),
+    "expires": lambda event: moment(event.expires_at),
+}
 
 USAGE: "Columns[Usage]" = {
     "tenant": lambda usage: visible(usage.tenant),

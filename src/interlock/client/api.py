@@ -30,6 +30,7 @@ from interlock.wire import (
     NewTenant,
     NewTrigger,
     NewWebhook,
+    OutsideEvent,
     Page,
     Policy,
     PolicyDecision,
@@ -38,6 +39,8 @@ from interlock.wire import (
     Role,
     Run,
     Schedule,
+    SendEvent,
+    SentEvent,
     SigningKey,
     SlackChannel,
     SlackUser,
@@ -132,6 +135,30 @@ class Api:
     def events(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Call[Page[Event]]:
         """The events that follow number `after`; while there is a `next_cursor`, more follow the last of them."""
         return get(at("/api/runs/{}/events", run_id), Page[Event], after=after, limit=limit)
+
+    # ------------------------------------------------------------ events from outside
+
+    @endpoint
+    def send_event(self, type: str, correlation: str, payload: Any = None, *, id: str | None = None) -> Call[SentEvent]:
+        """Tell what happened outside, to the step that waits for it or will. The same `id` again is the same event."""
+        body = SendEvent(type=type, correlation=correlation, payload={} if payload is None else payload, id=id)
+        return post("/api/events", SentEvent, body)
+
+    @endpoint
+    def outside_events(
+        self,
+        *,
+        type: str | None = None,
+        correlation: str | None = None,
+        matched: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Call[Page[OutsideEvent]]:
+        """Events that were sent, newest first, until their time is over."""
+        return get(
+            "/api/events", Page[OutsideEvent], type=type, correlation=correlation, matched=matched, limit=limit,
+            cursor=cursor,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ approvals
 

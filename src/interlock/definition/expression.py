@@ -87,6 +87,13 @@ class Scope:
         scope._roots = roots
         return scope
 
+    def seeing(self, output: Any) -> "Scope":
+        """A scope of the same run in which `output` is what one step returned: for what undoes it."""
+        scope = Scope(None, None, {})
+        scope._roots = {**self._roots, "output": output}
+        scope._steps = self._steps
+        return scope
+
     def settle(self, key: str, status: str, output: Any) -> None:
         self._steps[key] = (status, output)
         self._shown = None

@@ -15,7 +15,7 @@ from interlock.lifecycle import Term, Tier
 class StepKind(Term):
     TOOL = "tool", "Calls a tool."
     APPROVAL = "approval", "Asks people."
-    WAIT = "wait", "Lets time pass."
+    WAIT = "wait", "Lets time pass, or waits for an event from outside."
 
 
 class OnReject(Term):
@@ -24,9 +24,18 @@ class OnReject(Term):
     CONTINUE = "continue", "The refused step is skipped and the run goes on."
 
 
+class OnTimeout(Term):
+    FAIL = "fail", "The run fails."
+    CONTINUE = "continue", "The step ends without an output and the run goes on."
+
+
 EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
     {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 )
+
+
+# What the key of a step is continued with in the key of the step that undoes it: no id has a colon.
+UNDO = ":undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,16 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideEvent:
+    """What a step waits for: an event of this type about this one thing. Without a time-out it waits for ever."""
+
+    type: str
+    correlation: Template
+    timeout: Template | None
+    on_timeout: OnTimeout
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     key: str
     index: int
@@ -67,6 +86,10 @@ class Step:
     timeout: float | None
     gate: Gate | None
     duration: Template | None
+    event: OutsideEvent | None = None
+    # The step that undoes this one, and in that step the key of the one it undoes.
+    undo: "Step | None" = None
+    undoes: str | None = None
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -108,7 +131,8 @@ class Plan:
     @property
     def tools(self) -> tuple[str, ...]:
         """Each once, in the order of their first use."""
-        return tuple(dict.fromkeys(step.tool for step in self.steps if step.tool is not None))
+        called = (made for step in self.steps for made in (step, step.undo) if made is not None)
+        return tuple(dict.fromkeys(step.tool for step in called if step.tool is not None))
 
 
 def digest_of(source: Mapping[str, Any]) -> str:

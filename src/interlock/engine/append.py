@@ -8,11 +8,11 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from interlock.engine import receipts
+from interlock.engine import receipts, waits
 from interlock.engine.leases import Me
-from interlock.engine.outside import open_approvals
+from interlock.engine.outside import open_approvals, withdraw
 from interlock.engine.receipts import Intent, Prior, Seal
-from interlock.journal import Ask, Entry, Leave, encode
+from interlock.journal import Ask, Awaited, Entry, Leave, encode
 from interlock.lifecycle import RunState
 from interlock.store.pool import UNSTORABLE, Database, Tx
 
@@ -33,14 +33,19 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is committed with the entries that speak of it: questions to people, intents, and what became of them."""
+    """What is committed with the entries that speak of it: questions to people, intents, and what became of them.
+
+    `stops`: the run goes no further and undoes what it did; its row has to say so.
+    """
 
     asks: list[Ask] = field(default_factory=list)
     intents: list[Intent] = field(default_factory=list)
     seals: list[Seal] = field(default_factory=list)
+    awaits: list[Awaited] = field(default_factory=list)
+    stops: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.asks or self.intents or self.seals)
+        return bool(self.asks or self.intents or self.seals or self.awaits or self.stops)
 
 
 NOTHING = Beside()
@@ -83,7 +88,8 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 
 def _withdraws(write: Write) -> bool:
     # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
-    return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+    ends = write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+    return ends or write.beside.stops
 
 
 def _frees_a_place(write: Write) -> bool:
@@ -96,18 +102,41 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await tx.fetch("drain_inbox", drained, me.id)
     if asks := [(w.lease.tenant_id, w.lease.run_id, w.lease.requested_by, ask) for w in kept for ask in w.beside.asks]:
         await open_approvals(tx, database, asks)
-    if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
-        await tx.fetch("cancel_approvals", database.clock(), withdrawn)
     if seals := [seal for w in kept for seal in w.beside.seals]:
         await receipts.seal(tx, database, seals)
-    if withdrawn:
-        await receipts.doubt(tx, withdrawn)
+        if released := [(s.releases, w.lease.run_id) for w in kept for s in w.beside.seals if s.releases is not None]:
+            await receipts.release(tx, released)
+    if waiting := [(w.lease.tenant_id, w.lease.run_id, awaited) for w in kept for awaited in w.beside.awaits]:
+        answers = await _begin_waits(tx, database, waiting, writes, answers)
+    if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
+        await withdraw(tx, database, withdrawn)
+    if stopped := [w.lease.run_id for w in kept if w.beside.stops]:
+        await tx.fetch("stop_runs", stopped, me.id)
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
     if freed := [w.lease for w in kept if _frees_a_place(w)]:
         await tx.fetch("let_in", [lease.tenant_id for lease in freed], [lease.workflow for lease in freed])
     return answers
+
+
+async def _begin_waits(
+    tx: Tx, database: Database, waiting: list[tuple[UUID, UUID, Awaited]], writes: list[Write], answers: list[Answer]
+) -> list[Answer]:
+    """What had come before goes to the inbox, like any word for a run that is held: its holder is told at once."""
+    came = await waits.begin(tx, database, waiting)
+    if not came:
+        return answers
+    words = [word for _, word in came]
+    await tx.fetch(
+        "post_events", database.clock(), [run_id for run_id, _ in came], [w.command for w in words],
+        [w.step for w in words], [w.actor for w in words], [encode(w.data) for w in words],
+    )  # fmt: skip
+    nudged = {run_id for run_id, _ in came}
+    return [
+        replace(answer, nudged=True) if write.lease.run_id in nudged else answer
+        for write, answer in zip(writes, answers, strict=True)
+    ]
 
 
 async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> list[Answer]:

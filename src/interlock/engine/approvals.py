@@ -98,7 +98,8 @@ async def edit(
     if refused := refusal(question_of(approval), [], principal.actor, principal.groups, approves=False, reason=reason):
         raise _refused(refused)
     journal = run.journal or await read_journal(tx, plans, run.row)
-    given = journal.steps[approval["step"]].step.input.render(journal.scope) or {}
+    fold = journal.fold_of(approval["step"])
+    given = fold.step.input.render(journal.scope_of(fold)) or {}
     action, decision = await policies.judge_edit(run.row, approval, given, patch, run.now)
     if decision.answer == policy.Answer.DENY:
         raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")

@@ -63,10 +63,10 @@ async def _input(
     if undo is None:
         raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
     journal = await read_journal(tx, plans, original)
-    fold = journal.steps[receipt["step"]]
+    fold = journal.fold_of(receipt["step"])
     done = tools.find(receipt["tool"])
     hidden = {*undo.secret, *(done.secret if done else ()), *fold.secrets}
-    called = fold.input(journal.scope) or {}
+    called = fold.input(journal.scope_of(fold)) or {}
     returned = orjson.loads(receipt["output"] or "null")
     known = {**called, **(returned if isinstance(returned, dict) else {})}
     known = {name: value for name, value in known.items() if name not in hidden and value != MARK}

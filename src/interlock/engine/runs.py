@@ -231,6 +231,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     before = await read_journal(tx, plans, old)
     if before.seq == 0:
         raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
+    if before.is_undoing:
+        raise Conflict("it undid what it had done; start a new run", code="RUN_COMPENSATED")
     effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_of", principal.tenant_id, run_id)}
     for receipt in effects.values():
         if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):

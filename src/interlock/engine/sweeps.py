@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from interlock.engine import approvals, audit, outbox, runs
+from interlock.engine import approvals, audit, events, outbox, runs
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
 from interlock.governance.keys import SigningKey
@@ -34,17 +34,19 @@ async def seconds_to_next(database: Database) -> float | None:
 
 
 async def enforce_deadlines(database: Database, plans: Plans) -> int:
-    """Approvals to be mentioned again or that nobody decided, runs that took too long.
+    """Approvals to be mentioned again or that nobody decided, runs that took too long, events that did not come.
 
     One transaction each: a bad row stops no other.
     """
     late = await database.fetch("expired_approvals", database.clock(), _BATCH)
     overdue = await database.fetch("overdue_runs", database.clock(), _BATCH)
     quiet = await database.fetch("approvals_to_mention", database.clock(), _BATCH)
+    missed = await database.fetch("overdue_waits", database.clock(), _BATCH)
     jobs: list[Callable[[Tx], Awaitable[object]]] = []
     jobs += [partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late]
     jobs += [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
     jobs += [partial(_mention, database, plans, row["tenant_id"], row["id"]) for row in quiet]
+    jobs += [partial(_miss, database, plans, row["tenant_id"], row["run_id"], row["step"]) for row in missed]
     for job in jobs:
         try:
             await database.command(job)
@@ -63,6 +65,10 @@ async def _mention(database: Database, plans: Plans, tenant_id: UUID, approval_i
 
 async def _time_out(database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, tx: Tx) -> None:
     await runs.time_out(tx, database, plans, tenant_id, run_id)
+
+
+async def _miss(database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, step: str, tx: Tx) -> None:
+    await events.time_out(tx, database, plans, tenant_id, run_id, step)
 
 
 async def recount_lanes(database: Database) -> int:
@@ -96,8 +102,10 @@ async def _let_in_the_forgotten(database: Database) -> int:
 
 
 async def tend(database: Database, key: SigningKey | None = None) -> None:
-    """Housekeeping: old idempotency records and messages, the journal's months that come and those that go."""
+    """Housekeeping: old idempotency records, events and messages, the journal's months that come and that go."""
     await forget_keys(database)
+    while await events.forget_expired(database):
+        pass
     await outbox.tidy(database)
     async with database.connection() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))

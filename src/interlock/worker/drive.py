@@ -20,8 +20,10 @@ from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import (
     NO_OUTPUT,
+    TIMED_OUT,
     Ask,
     AskKind,
+    Awaited,
     Command,
     Entry,
     EntryType,
@@ -37,6 +39,7 @@ from interlock.journal import (
     ask,
     conclude,
     encode,
+    wind_up,
 )
 from interlock.lifecycle import ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 from interlock.store.pool import Row
@@ -66,9 +69,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
-        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row",
-        "task",
+        "_actor", "_asks", "_awaits", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
+        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_undoing", "_wake", "_worker", "_zero", "journal",
+        "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -95,11 +98,13 @@ class Driver:
         self._inline: tuple[StepFold, float] | None = None
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
+        self._awaits: list[Awaited] = []
         self._intents: list[Intent] = []
         self._seals: list[Seal] = []
         self._overdue = False
         self._begun = False
         self._orphaned = False
+        self._undoing = False
         self._spent_before = 0.0
 
     def now(self) -> datetime:
@@ -165,6 +170,7 @@ class Driver:
         # Whoever woke the run may have looked at the clock after the claim did: what was due then is due now.
         self._zero = max(self._zero, entries[-1]["at"]) if entries else self._zero
         self._spent_before = self.journal.cost_usd()
+        self._undoing = self.journal.is_undoing
         self._orphaned = _nobody_went_on(entries)
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
@@ -173,9 +179,10 @@ class Driver:
             raise LeaseLost("somebody else holds the run now")
 
     def _advance(self) -> Next:
-        """Questions to people are kept until the entries that open them are saved."""
+        """Questions to people and waits for events are kept until the entries that open them are saved."""
         following = advance(self.journal, self.now())
         self._asks += following.ask
+        self._awaits += following.await_
         return following
 
     async def _stand_trial(self) -> None:
@@ -183,7 +190,7 @@ class Driver:
 
         One of them may be what kills the workers. Side by side they would all reach the limit together.
         """
-        if not any(fold.reclaims for fold in self.journal.open_steps()):
+        if not any(fold.reclaims for fold in self.journal.unsettled()):
             return
         while self._worker.on_trial is not None and not (self._mail or self._worker.draining):
             self._wake.clear()
@@ -214,7 +221,7 @@ class Driver:
             for fold in self._advance().start:
                 if not self._writes(fold):
                     self.journal.begin(fold)
-        for fold in list(self.journal.open_steps()):
+        for fold in list(self.journal.unsettled()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
                 await self._reclaim_step(fold)
 
@@ -248,14 +255,16 @@ class Driver:
         if self._mail:
             await self._take_mail()
         following = self._advance()
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
         then = following.then
-        if self._overdue and not self._has_come_to_its_end(then):
-            then = Stop(
-                Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
-            )
+        if self._overdue and not self._undoing and not self._has_come_to_its_end(then):
+            then = Stop(TIMED_OUT)
         if isinstance(then, Stop):
             await self._interrupt()
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, then.ending or Settle(RunEvent.STOPPED, self.journal.asked), actor=self._actor)
+            if then is None:
+                return False
         if then is not None:
             return await self._leave(then)
         if self._must_yield():
@@ -273,6 +282,12 @@ class Driver:
                 self._do(call)
             await self._next_outcome()
         return False
+
+    async def _begin_to_undo(self) -> None:
+        """Before anything is undone: what the run still asked and waited for is withdrawn with this very write."""
+        self._undoing = True
+        await self._save(stops=True)
+        self.lease.status = RunState.CANCELING
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """By itself, and not because its last step was interrupted."""
@@ -300,7 +315,8 @@ class Driver:
         return calls
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
-        return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        scope = self.journal.scope_of(fold)
+        return prepare(self._worker.shop, fold, scope, self.lease.run_id, self.lease.tenant_id)
 
     async def _passes(self, call: Call) -> bool:
         fold = call.fold
@@ -352,7 +368,12 @@ class Driver:
                 return verdict
 
     def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
-        """Against the stricter of two caps. Another try at a write that was counted is not another write."""
+        """Against the stricter of two caps. Another try at a write that was counted is not another write.
+
+        What undoes one is none either: a run that went over its cap must still be able to take back what it did.
+        """
+        if fold.step.undoes is not None:
+            return None
         caps = {"tenant": self.row["max_writes_per_run"], "workflow": self.journal.plan.max_writes_per_run}
         known = [(cap, whose) for whose, cap in caps.items() if cap is not None]
         if not known or fold.receipt_id is not None or self.journal.effects() < min(known)[0]:
@@ -366,6 +387,8 @@ class Driver:
         call.receipt_id = uuid7()
         key = call.context.idempotency_key
         data = {"receipt_id": str(call.receipt_id), "idempotency_key": key, **_grounds(passed)}
+        if call.tool.idempotent:
+            data["idempotent"] = True
         self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
         self._intents.append(
             Intent(
@@ -373,8 +396,14 @@ class Driver:
                 digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
                 approval_id=passed.approval_id,
                 request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                reverses=self._reverses(call.fold),
             )
         )  # fmt: skip
+
+    def _reverses(self, fold: StepFold) -> UUID | None:
+        """The receipt of what it undoes, if that was this run's own write."""
+        done = self.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
+        return UUID(done.receipt_id) if done is not None and done.receipt_id is not None else None
 
     def _metadata(self, value: Any, tool: Tool) -> Any:
         return metadata(value, allow=tool.show, salt=self._worker.shop.salts(self.lease.tenant_id))
@@ -400,7 +429,7 @@ class Driver:
             )
             self._fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
         elif prior.status == ReceiptState.SUCCEEDED:
-            data = {"receipt_id": str(prior.id), "replayed_from": str(prior.run_id)}
+            data = {"replayed_from": str(prior.run_id)} | ({"receipt_id": str(prior.id)} if prior.id else {})
             self.journal.move_step(
                 fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=prior.output or NO_OUTPUT
             )
@@ -462,7 +491,7 @@ class Driver:
 
     async def _next_outcome(self) -> None:
         """Wait for a step, for mail, or for the time of a retry or a wait that runs beside the steps."""
-        times = [t for f in self.journal.open_steps() for t in (f.next_run_at, f.due_at) if t is not None]
+        times = [t for f in self.journal.unsettled() for t in (f.next_run_at, f.due_at) if t is not None]
         patience = max((min(times) - self.now()).total_seconds(), 0.0) if times else None
         if not self._finished and not self._mail:
             try:
@@ -508,7 +537,8 @@ class Driver:
         """With the entry that settles the step, in one transaction."""
         if fold.receipt_id is not None:
             shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
-            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
+            releases = self._reverses(fold) if state == ReceiptState.FAILED else None
+            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown, releases))
 
     def _settle_failure(
         self, fold: StepFold, failed: Failed, duration_ms: float, grounds: dict[str, Any] | None = None
@@ -540,7 +570,7 @@ class Driver:
             self._note_slow(*self._inline)
         for key, (_, began) in self._tasks.items():
             if began < at:
-                self._note_slow(self.journal.steps[key], began)
+                self._note_slow(self.journal.fold_of(key), began)
 
     def _note_slow(self, fold: StepFold, began: float) -> None:
         if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
@@ -567,8 +597,9 @@ class Driver:
     async def _interrupt_if_asked(self) -> None:
         words = await inbox.read(self._worker.database, self.lease.run_id)
         urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
-        # Once: it may be busy undoing what it did.
-        if urgent and self._inline is not None and self.task is not None and not self.task.cancelling():
+        # What undoes a step is not stopped: the run does already what it is told to. Once: it may be busy cleaning up.
+        stoppable = self._inline is not None and self._inline[0].step.undoes is None
+        if urgent and stoppable and self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     async def _take_mail(self) -> None:
@@ -596,15 +627,14 @@ class Driver:
 
     # ------------------------------------------------------------ writing and letting go
 
-    async def _save(self, drained: list[int] | None = None) -> Answer:
-        return await self._write(
-            Write(self.lease, self.journal.take_unsaved(), beside=self._take_beside(), drained=drained or [])
-        )
+    async def _save(self, drained: list[int] | None = None, *, stops: bool = False) -> Answer:
+        beside = self._take_beside(stops=stops)
+        return await self._write(Write(self.lease, self.journal.take_unsaved(), beside=beside, drained=drained or []))
 
-    def _take_beside(self) -> Beside:
+    def _take_beside(self, *, stops: bool = False) -> Beside:
         """What has to be committed with the entries that speak of it."""
-        beside = Beside(self._asks, self._intents, self._seals)
-        self._asks, self._intents, self._seals = [], [], []
+        beside = Beside(self._asks, self._intents, self._seals, self._awaits, stops)
+        self._asks, self._intents, self._seals, self._awaits = [], [], [], []
         return beside
 
     async def _write(self, write: Write) -> Answer:
@@ -620,6 +650,11 @@ class Driver:
 
     async def let_go(self, leave: Leave) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
+        if self._awaits:
+            # While the run is still ours: what it is to wait for may have come already.
+            await self._save()
+            if self._mail:
+                return False
         entries, beside = self.journal.take_unsaved(), self._take_beside()
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
@@ -661,11 +696,13 @@ class Driver:
             error = {"type": "Unacceptable", "message": why.replace("\x00", "\ufffd")[:2000]}
             data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
             self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
-        then = self._advance().then
+        then: object = self._advance().then
         if isinstance(then, Stop):
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
-        if isinstance(then, Settle):
-            await self._leave(then)
+            ending = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, ending, actor=self._actor)
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
+        await (self._leave(then) if isinstance(then, Settle) else self.let_go(Leave(self.journal.status, queue=True)))
 
 
 def _nobody_went_on(entries: list[Row]) -> bool:

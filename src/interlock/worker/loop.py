@@ -253,7 +253,7 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         """Raises LeaseLost when the database says so, or when we could not ask for so long that it must have."""
-        interval = min(self.settings.lease_seconds / 3, 10.0)
+        interval = min(self.settings.lease_seconds / 3, self.settings.heartbeat_seconds)
         last = time.monotonic()
         while True:
             await either(self._suspicious, interval)

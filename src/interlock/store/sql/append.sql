@@ -1,7 +1,7 @@
 -- The journal's one door for workers: what many runs did since the last commit, in one statement.
 
 -- name: append
--- moves: step * -> *, run running -hold|park|succeed|fail-> *, run canceling -stopped|fail-> *
+-- moves: step * -> *, run running -hold|park|succeed|fail|compensate-> *, run canceling -stopped|fail-> *
 -- Only the holder of a run's current lease may write. Two things see to it: the token must be the run's, and the
 -- worker must be alive. Its row is share-locked, so that declaring it lost waits for this statement and every later
 -- one is refused: whoever takes its runs over reads a journal that can no longer grow behind their back.
@@ -104,6 +104,11 @@ WITH gone AS (
 UPDATE run SET inbox = inbox - taken.words
   FROM (SELECT run_id, count(*)::int AS words FROM gone GROUP BY run_id) AS taken
  WHERE run.id = taken.run_id;
+
+-- name: stop_runs
+-- moves: run running|canceling -compensate-> canceling
+-- In the transaction of the append that says so. The lease stays: whoever holds the run goes on with undoing.
+UPDATE run SET status = 'canceling' WHERE id = ANY($1::uuid[]) AND lease_worker = $2;
 
 -- name: written_before
 -- After a connection broke during an append: was it committed all the same? That the lease was lost stands under its

@@ -67,7 +67,21 @@ WITH posted AS (
 )
 UPDATE run SET inbox = inbox + 1, status = $7
  WHERE id = $2
-RETURNING *, pg_notify('interlock_inbox', lease_worker::text)::text;
+RETURNING *, pg_notify('interlock_inbox', lease_worker::text)::text,
+          (SELECT heartbeat_at FROM worker WHERE worker.id = lease_worker) AS last_heartbeat_at;
+
+-- name: post_events
+-- Events that had come before their steps began to wait, for runs that the worker who writes this holds.
+WITH words AS (
+  SELECT * FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])
+    AS w (run_id, command, step, actor, data)
+), posted AS (
+  INSERT INTO inbox (run_id, command, step, actor, data, at)
+  SELECT run_id, command, step, actor, data::jsonb, coalesce($1, now()) FROM words
+)
+UPDATE run SET inbox = inbox + sent.words
+  FROM (SELECT run_id, count(*)::int AS words FROM words GROUP BY run_id) AS sent
+ WHERE run.id = sent.run_id;
 
 -- name: read_inbox
 SELECT id, run_id, command, step, actor, data, at FROM inbox WHERE run_id = ANY($1::uuid[]) ORDER BY id;

@@ -38,6 +38,25 @@ INSERT INTO consumption (approval_id, receipt_id, at)
 SELECT approval_id, receipt_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::uuid[]) AS c (approval_id, receipt_id)
 ON CONFLICT (approval_id) DO NOTHING;
 
+-- name: claim_reversals
+-- An effect is undone once, by the run that made it or by one of its own that somebody asked for.
+INSERT INTO reversal (receipt_id, tenant_id, run_id, reason, asked_by, asked_at)
+SELECT receipt_id, tenant_id, run_id, 'compensation', 'system:engine', coalesce($1, now())
+  FROM unnest($2::uuid[], $3::uuid[], $4::uuid[]) AS r (receipt_id, tenant_id, run_id)
+ON CONFLICT (receipt_id) DO NOTHING;
+
+-- name: reversed_by_others
+-- In a statement of its own: one that was being claimed at that moment is there now.
+SELECT mine.receipt_id, reversal.run_id, run.status
+  FROM unnest($1::uuid[], $2::uuid[]) AS mine (receipt_id, run_id)
+  JOIN reversal ON reversal.receipt_id = mine.receipt_id AND reversal.run_id <> mine.run_id
+  JOIN run ON run.id = reversal.run_id;
+
+-- name: release_reversals
+-- It could not be undone: somebody else may try.
+DELETE FROM reversal USING unnest($1::uuid[], $2::uuid[]) AS mine (receipt_id, run_id)
+ WHERE reversal.receipt_id = mine.receipt_id AND reversal.run_id = mine.run_id;
+
 -- name: seal_receipts
 -- moves: receipt attempted -seal|fail|doubt-> *
 UPDATE receipt

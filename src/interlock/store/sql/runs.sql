@@ -119,26 +119,30 @@ WITH rate AS MATERIALIZED (
 SELECT * FROM inserted;
 
 -- name: get_run
-SELECT * FROM run WHERE tenant_id = $1 AND id = $2;
+-- A run's heartbeat is that of the worker that holds it.
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
+ WHERE run.tenant_id = $1 AND run.id = $2;
 
 -- name: get_run_to_show
 -- With its journal if it has come to rest, or if it is wanted all the same.
-SELECT run.*,
+SELECT run.*, (SELECT heartbeat_at FROM worker WHERE worker.id = run.lease_worker) AS last_heartbeat_at,
        CASE WHEN $3 OR completed_at IS NOT NULL OR status = 'waiting_approval'
             THEN ARRAY(SELECT entry FROM entry WHERE run_id = run.id ORDER BY seq) END AS entries
   FROM run WHERE tenant_id = $1 AND id = $2;
 
 -- name: list_runs
 -- Newest first. The cursor is the id of the last run seen.
-SELECT * FROM run
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
  WHERE tenant_id = $1
-   AND ($2::uuid IS NULL OR id < $2)
-   AND ($3::text IS NULL OR status = $3)
+   AND ($2::uuid IS NULL OR run.id < $2)
+   AND ($3::text IS NULL OR run.status = $3)
    AND ($4::text IS NULL OR workflow = $4)
    AND ($5::uuid IS NULL OR session_id = $5)
    AND ($6::uuid IS NULL OR job_id = $6)
    AND ($8::text IS NULL OR workspace_id = $8)
- ORDER BY id DESC
+ ORDER BY run.id DESC
  LIMIT $7;
 
 -- name: count_runs_by_status

@@ -12,7 +12,7 @@ WITH due AS MATERIALIZED (
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
-         status = CASE WHEN due.status = 'pending' THEN 'pending' ELSE 'running' END,
+         status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
   RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
@@ -70,7 +70,7 @@ WITH lost AS MATERIALIZED (
          seq = (SELECT max(entry.seq) FROM entry WHERE entry.run_id = run.id) + 1
     FROM lost
    WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = lost.id AND run.lease_worker = lost.lease_worker
-  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until,
+  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until, run.resume_count,
             CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data)
@@ -85,9 +85,10 @@ WITH lost AS MATERIALIZED (
     FROM (SELECT tenant_id, count(*)::int AS runs FROM freed GROUP BY tenant_id) AS gone
    WHERE lane.tenant_id = gone.tenant_id
 )
-SELECT id, tenant_id, lease_worker, pg_notify('interlock_ready', '')::text,
-       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
-  FROM freed;
+SELECT freed.id, freed.tenant_id, freed.lease_worker, freed.resume_count, worker.name AS worker, worker.heartbeat_at,
+       pg_notify('interlock_ready', '')::text,
+       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', freed.id::text)::text END
+  FROM freed JOIN worker ON worker.id = freed.lease_worker;
 
 -- name: overdue_runs
 SELECT tenant_id, id FROM run
