@@ -90,9 +90,10 @@ def _headers(request: Request, to: Receiver) -> Mapping[str, str]:
 
 
 def _github_payload(request: Request, body: bytes) -> Any:
-    """GitHub can be told to send a form; the signature is over the form then."""
-    if "application/x-www-form-urlencoded" in request.headers.get("content-type", ""):
-        body = parse_qs(body.decode(errors="replace")).get("payload", [""])[0].encode()
+    """GitHub can be told to send a form; the signature is over the form then. (curl calls everything a form.)"""
+    is_form = "application/x-www-form-urlencoded" in request.headers.get("content-type", "")
+    if is_form and body.startswith(b"payload="):
+        body = parse_qs(body.decode(errors="replace"))["payload"][0].encode()
     return _payload(body)
 
 
