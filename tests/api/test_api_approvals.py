@@ -125,7 +125,7 @@ async def test_after_its_time_nobody_decides_even_before_the_sweep(
     assert code(await decide(ann, approval), 409) == "APPROVAL_EXPIRED"
     await rig.sweep()
     answer = await decide(ann, approval)
-    assert (code(answer, 409), answer.json()["state"]) == ("APPROVAL_DECIDED", "expired")
+    assert (code(answer, 409), answer.json()["state"]) == ("APPROVAL_EXPIRED", "expired")
     assert await status_of(asker, approval) == "failed"
 
 

@@ -74,7 +74,7 @@ async def test_a_high_write_waits_for_two_other_people_and_then_runs_once(stocke
         assert (got, body["code"]) == (status, code), body
 
     await refused(asker.approve(id), 403, "SELF_APPROVAL")
-    await refused(robot.approve(id), 403, "FORBIDDEN")
+    await refused(robot.approve(id), 403, "AGENT_MAY_NOT_APPROVE")
     await refused(looker.approve(id), 403, "FORBIDDEN")
     await refused(one.approve(id, digest="0" * 64), 409, "ACTION_DIGEST_MISMATCH")
     status, body = await one.approve(id, digest=digest)
@@ -103,7 +103,7 @@ async def test_nobody_can_decide_after_the_time_is_over_swept_or_not(stocked: Sh
     assert (status, body["code"]) == (409, "APPROVAL_EXPIRED")
     await rig.sweep()
     status, body = await one.approve(question["id"])
-    assert (status, body["code"], body["state"]) == (409, "APPROVAL_DECIDED", "expired")
+    assert (status, body["code"], body["state"]) == (409, "APPROVAL_EXPIRED", "expired")
     run = await rig.run(run_id)
     assert (run["status"], run["reason"], stocked.done) == ("failed", "approval_expired", [])
 
@@ -249,7 +249,7 @@ async def test_many_are_decided_at_once_and_each_answers_for_itself(stocked: Sho
     assert (await shop.ended(theirs[0]))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
     status, answer = await (await shop.person("bot", "agent")).post("/api/approvals/decide", body)
-    assert (status, answer["code"]) == (403, "FORBIDDEN")
+    assert (status, answer["code"]) == (403, "AGENT_MAY_NOT_APPROVE")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked:
     assert (await stocked.admin.post("/api/grants", grant))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     status, body = await (await stocked.person("bot", "agent")).post("/api/grants", grant)
-    assert (status, body["code"]) == (403, "FORBIDDEN")
+    assert (status, body["code"]) == (403, "AGENT_MAY_NOT_APPROVE")
 
 
 async def test_a_grant_covers_no_higher_tier_than_its_own_and_none_can_be_high(stocked: Shop, rig: Rig) -> None:

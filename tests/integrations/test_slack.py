@@ -206,7 +206,7 @@ async def test_refusals_come_back_to_who_pressed(rig: Rig, slack: Stub, dispatch
     assert "SELF_APPROVAL" in await told("U0")
     assert "One more person" in await told("U1")
     assert "ALREADY_VOTED" in await told("U1")
-    assert "agent may not" in await told("U3")
+    assert "AGENT_MAY_NOT_APPROVE" in await told("U3")
     stranger = await told("U99")
     assert "does not know you" in stranger and TEAM in stranger and "U99" in stranger
     assert "ACTION_DIGEST_MISMATCH" in await told("U1", f"{approval['id']}:{'0' * 64}")

@@ -250,6 +250,12 @@ async def _find(tx: Tx | Database, principal: Principal, approval_id: UUID) -> R
 
 def _too_late(approval: Row, event: str) -> Conflict:
     metrics.refused.labels("approval", approval["status"], event).inc()
+    if approval["status"] == ApprovalState.EXPIRED:
+        # The same code whether or not a sweep came by meanwhile.
+        return Conflict(
+            f"nobody decided in time: it expired at {approval['expires_at']:%Y-%m-%d %H:%M:%S} UTC",
+            code="APPROVAL_EXPIRED", state=approval["status"], allowed=[],
+        )  # fmt: skip
     return Conflict(
         f"the approval is {approval['status']} since {approval['resolved_at']:%Y-%m-%d %H:%M:%S} UTC",
         code="APPROVAL_DECIDED", state=approval["status"], allowed=[],
