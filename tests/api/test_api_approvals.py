@@ -87,14 +87,15 @@ async def test_a_rejection_fails_the_run(asker: httpx2.AsyncClient, ann: httpx2.
     assert (run["status"], run["reason"], run["error"]["message"]) == ("failed", "rejected", "too much")
 
 
-async def test_saying_the_same_again_changes_nothing(
+async def test_the_same_vote_again_changes_nothing_and_another_comes_too_late(
     asker: httpx2.AsyncClient, ann: httpx2.AsyncClient, bob: httpx2.AsyncClient
 ) -> None:
     for verb in ("approve", "reject"):
         approval = await ask(asker, "med")
         first = (await decide(ann, approval, verb)).json()
         assert (await decide(ann, approval, verb)).json() == first
-        assert (await decide(bob, approval, verb)).json() == first
+        assert code(await decide(bob, approval, verb), 409) == "APPROVAL_DECIDED"
+        assert (await asker.get(f"/api/approvals/{approval['id']}")).json() == first
         assert len(first["votes"]) == 1
 
 
