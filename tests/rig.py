@@ -15,7 +15,7 @@ from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, audit, evidence, leases, runs, sweeps, tenants, workflows
+from interlock.engine import approvals, audit, children, evidence, leases, runs, sweeps, tenants, workflows
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Salts, Signing
 from interlock.engine.leases import reclaim_lost
@@ -27,7 +27,7 @@ from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
 from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, Tx
-from interlock.tools import Registry, tool
+from interlock.tools import Registry, flow, tool
 from interlock.wire import Role
 from interlock.worker.loop import Worker
 
@@ -75,8 +75,8 @@ class Hold:
 class Rig:
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         self.database, self.settings, self.clock = database, settings, clock
-        self.plans = workflows.Plans(database)
         self.tools = Registry()
+        self.plans = workflows.Plans(database, self.tools)
         self.principals = tenants.Principals(database)
         self.policies = Policies(database, self.tools)
         self.follower = Follower(database, {KEYS: self.principals.forget, POLICY: self.policies.forget})
@@ -178,6 +178,9 @@ class Rig:
     def tool(self, name: str, **options: Any) -> Callable[[Any], Any]:
         return tool(name, register=self.tools, **options)
 
+    def flow(self, name: str, **options: Any) -> Callable[[Any], Any]:
+        return flow(name, register=self.tools, **options)
+
     async def apply(self, source: str, who: Principal | None = None) -> int:
         plan = parse(source)
         row, _ = await self.database.command(lambda tx: workflows.apply(tx, self.database, who or self.admin, plan))
@@ -234,6 +237,7 @@ class Rig:
     async def sweep(self) -> None:
         """What the sweeper does in the background, once, at the clock's time."""
         await sweeps.wake_due(self.database)
+        await children.deliver(self.database, self.plans)
         await sweeps.enforce_deadlines(self.database, self.plans)
         await reclaim_lost(self.database)
 

@@ -128,6 +128,8 @@ class Run(View):
     workflow_version: int
     status: RunState
     reason: RunReason | None = None
+    # What is missing, if the run waits for more than people, events and time.
+    waiting_for: str | None = None
     input: Any = None
     result: Any = None
     error: Any = None

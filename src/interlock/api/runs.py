@@ -81,13 +81,13 @@ async def start(
 @router.get("", response_model=Page[Run])
 async def list_runs(
     found: Svc, who: Who, status: RunState | None = None, workflow: str | None = None, session_id: UUID | None = None,
-    job_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
+    job_id: UUID | None = None, parent_run_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
 ) -> Response:  # fmt: skip
     """Newest first, without their steps."""
     who.require(Permission.READ)
     rows = await found.database.fetch(
         "list_runs", who.tenant_id, uuid_cursor(cursor), status, workflow, session_id, job_id, limit + 1,
-        who.workspace_id,
+        who.workspace_id, parent_run_id,
     )  # fmt: skip
     return Json(page(rows, limit, run_view))
 

@@ -21,6 +21,7 @@ def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _RUN_COLUMNS}
     view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
     view["cost_usd"] = float(row["cost_usd"])
+    view["waiting_for"] = f"a worker with flow {row['awaits']}" if row["awaits"] else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["steps"] = step_views(journal)
@@ -35,7 +36,7 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
-        "steps": step_views(journal),
+        "steps": step_views(journal), "waiting_for": None,
     }  # fmt: skip
 
 

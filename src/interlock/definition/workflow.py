@@ -26,10 +26,14 @@ _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
 _TOOL_ONLY = ("input", "retry", "timeout")
-_KINDS = tuple(StepKind)
+_KINDS = (StepKind.TOOL, StepKind.APPROVAL, StepKind.WAIT)
 _DEFAULTS = Retry()
 _LATER = ("compensate", "flow", "runs_on")
 _LATER_WAIT = ("event", "correlation", "timeout")
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
 
 
 def parse(text: str | bytes, file: str = "workflow") -> Plan:

@@ -8,7 +8,8 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from interlock.engine import receipts
+from interlock.engine import children, receipts
+from interlock.engine.children import Child
 from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals
 from interlock.engine.receipts import Intent, Prior, Seal
@@ -27,18 +28,23 @@ class Lease:
     status: RunState
     workflow: str
     requested_by: str
+    has_parent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is committed with the entries that speak of it: questions to people, intents, and what became of them."""
+    """What is committed with the entries that speak of it: questions to people, intents, what became of them, runs."""
 
     asks: list[Ask] = field(default_factory=list)
     intents: list[Intent] = field(default_factory=list)
     seals: list[Seal] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
+    # With a run's end, if it started others; with its leave, if its flow is not here.
+    stops_children: bool = False
+    awaits: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.asks or self.intents or self.seals)
+        return bool(self.asks or self.intents or self.seals or self.children or self.stops_children or self.awaits)
 
 
 NOTHING = Beside()
@@ -69,7 +75,7 @@ REFUSED = Answer(False)
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
-    if any(w.beside or w.drained or _withdraws(w) for w in writes):
+    if any(w.beside or w.drained or _withdraws(w) or _tells_parent(w) for w in writes):
         async with connection.transaction():
             tx = Tx(connection)
             answers = await _append(tx, database, me, writes)
@@ -80,6 +86,10 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 def _withdraws(write: Write) -> bool:
     # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
     return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+
+
+def _tells_parent(write: Write) -> bool:
+    return write.lease.has_parent and write.leave is not None and write.leave.reason is not None
 
 
 async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
@@ -94,6 +104,14 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await receipts.seal(tx, database, seals)
     if withdrawn:
         await receipts.doubt(tx, withdrawn)
+    if started := [child for w in kept for child in w.beside.children]:
+        await children.start(tx, database, started)
+    if ended := [w.lease.run_id for w in kept if _tells_parent(w)]:
+        await tx.fetch("tell_parents", database.clock(), ended)
+    if parents := [w.lease.run_id for w in kept if w.beside.stops_children]:
+        await tx.fetch("stop_children", database.clock(), parents)
+    if awaits := [(w.lease.run_id, w.beside.awaits) for w in kept if w.beside.awaits]:
+        await tx.fetch("await_flow", [run for run, _ in awaits], [flow for _, flow in awaits])
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]

@@ -19,6 +19,7 @@ from interlock.journal import (
     Leave,
     Settle,
     Stop,
+    Wait,
     Word,
     advance,
     apply_word,
@@ -27,7 +28,7 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, RunEvent, RunState
+from interlock.lifecycle import RUN, STEP, RunEvent, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -122,9 +123,18 @@ async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
         case Settle(RunEvent.SUCCEED) if journal.status == RunState.PENDING:
             # All of it was skipped or carried over. A run that was never claimed cannot succeed; a worker will see.
             leave = go_on(journal)
+        case Wait() if _has_news(journal):
+            leave = go_on(journal)
         case then:
             leave = conclude(journal, then)
     return await save(tx, database, run, leave, following.ask)
+
+
+def _has_news(journal: Journal) -> bool:
+    """Something that a flow waits for came to its end: only the flow itself can say what that leads to."""
+    return journal.plan.flow is not None and any(
+        entry.step is not None and entry.to_state in STEP.terminal for entry in journal.unsaved
+    )
 
 
 async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: list[Ask] | None = None) -> Row:
@@ -162,6 +172,10 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
     if leave.reason is not None:
         await tx.fetch("cancel_approvals", now, [run.row["id"]])
         await receipts.doubt(tx, [run.row["id"]])
+        if run.row["parent_run_id"] is not None:
+            await tx.fetch("tell_parents", now, [run.row["id"]])
+        if journal.has_children():
+            await tx.fetch("stop_children", now, [run.row["id"]])
     observe(run.row["workflow"], entries, row)
     return row
 

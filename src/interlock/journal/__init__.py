@@ -4,17 +4,19 @@ from interlock.journal.advance import ENGINE, Next, Settle, Stop, Wait, advance
 from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
-from interlock.journal.journal import NO_OUTPUT, Journal, StepFold, encode
+from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
 from interlock.journal.words import Command, Word, apply_word
 
 __all__ = [
     "ENGINE",
+    "FATAL",
     "NO_OUTPUT",
     "Ask",
     "AskKind",
     "Command",
     "Entry",
     "EntryType",
+    "FlowEnd",
     "Journal",
     "Leave",
     "Next",

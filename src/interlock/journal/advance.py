@@ -14,7 +14,7 @@ import orjson
 from interlock.definition.duration import parse_duration
 from interlock.definition.plan import OnReject, StepKind
 from interlock.journal.ask import Ask, AskKind, ask
-from interlock.journal.journal import Journal, StepFold
+from interlock.journal.journal import FlowEnd, Journal, StepFold
 from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
 
 ENGINE = "system:engine"
@@ -60,7 +60,7 @@ def advance(journal: Journal, now: datetime) -> Next:
     if journal.status == RunState.CANCELING:
         found.then = Stop(None)
         return found
-    while True:
+    while journal.end is None:
         before = journal.seq
         found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
         # A skip, an arrival or a failure may have made other steps reachable.
@@ -87,7 +87,7 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
     match step.kind:
-        case StepKind.TOOL:
+        case StepKind.TOOL | StepKind.FLOW:
             return fold.next_run_at is None or fold.next_run_at <= now
         case StepKind.APPROVAL:
             _open(journal, fold, found)
@@ -166,6 +166,11 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
         ending = Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
         found.start.clear()
         return Stop(ending) if running else ending
+    if journal.end is not None:
+        ending = _ending(journal.end)
+        return Stop(ending) if running else ending
+    if not unsettled and journal.plan.flow is not None:
+        return None  # its code says what comes next
     if not unsettled:
         refused = any(
             fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
@@ -175,6 +180,10 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
     if found.start or running:
         return None
     return _waiting(unsettled)
+
+
+def _ending(end: FlowEnd) -> Settle:
+    return Settle(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
 
 
 def _waiting(unsettled: list[StepFold]) -> Wait:

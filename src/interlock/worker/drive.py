@@ -4,17 +4,22 @@ import asyncio
 import contextlib
 import random
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
 
+from interlock.definition.flow import declaration
+from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
+from interlock.engine.children import Child
 from interlock.engine.outside import entry_of, journal_for
 from interlock.engine.receipts import Intent, Prior, Seal
-from interlock.errors import LeaseLost, Unavailable
+from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
+from interlock.flows import Replay
 from interlock.governance.action import ProposedAction
 from interlock.governance.policy import Decision
 from interlock.governance.redact import metadata
@@ -50,6 +55,7 @@ from interlock.worker.executor import (
     Interrupted,
     Outcome,
     elapsed_ms,
+    encode_result,
     execute,
     finish,
     prepare,
@@ -66,9 +72,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
-        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row",
-        "task",
+        "_actor", "_asks", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail", "_orphaned",
+        "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal",
+        "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -82,6 +88,7 @@ class Driver:
             RunState(row["status"]),
             row["workflow"],
             row["requested_by"],
+            row["parent_run_id"] is not None,
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -97,6 +104,9 @@ class Driver:
         self._asks: list[Ask] = []
         self._intents: list[Intent] = []
         self._seals: list[Seal] = []
+        self._children: list[Child] = []
+        # Of a run whose steps a Python function asks for, if this worker has it.
+        self._flow: Replay | None = None
         self._overdue = False
         self._begun = False
         self._orphaned = False
@@ -130,6 +140,8 @@ class Driver:
             await self._hand_on(error)
         finally:
             self._end_trial()
+            if self._flow is not None:
+                self._flow.close()
 
     async def _hand_on(self, error: Exception) -> None:
         """Something that should not happen did. Once a step was begun the run ends with that, so nothing is repeated.
@@ -157,6 +169,7 @@ class Driver:
             # Two entries are known without reading them: created, and started by this very claim. There are more
             # if the run continues another one, or had a gate or a wait before its first step.
             self.journal.seq, self.journal.status = 2, RunState.RUNNING
+            self._take_up_flow()
             return
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
         self._refuse_to_act_for_another(entries)
@@ -165,6 +178,29 @@ class Driver:
         self._zero = max(self._zero, entries[-1]["at"]) if entries else self._zero
         self._spent_before = self.journal.cost_usd()
         self._orphaned = _nobody_went_on(entries)
+        self._take_up_flow()
+
+    def _take_up_flow(self) -> None:
+        plan = self.journal.plan
+        if plan.flow is None or (flow := self._worker.shop.tools.flows.find(plan.name, plan.flow)) is None:
+            return
+        self._flow = Replay(
+            flow, self.journal, tenant_id=self.lease.tenant_id, input=orjson.loads(self.row["input"] or "null"),
+            actor=self._actor, clock=self.now, declares=self._declaration, encode=self._encode_result,
+        )  # fmt: skip
+
+    def _declaration(self, step: Step) -> dict[str, Any]:
+        """Of a write the input is kept with it: whoever edits or undoes the action has no code to ask."""
+        tool = self._worker.shop.tools.find(step.tool or "")
+        keep = tool is not None and tool.writes
+        return declaration(step, hidden=tool.secret if tool else frozenset(), with_input=keep)
+
+    def _encode_result(self, result: Any) -> str:
+        return encode_result(result, self._worker.shop.max_output_bytes)
+
+    @property
+    def _lacks_flow(self) -> bool:
+        return self.journal.plan.flow is not None and self._flow is None
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
         """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
@@ -173,9 +209,17 @@ class Driver:
 
     def _advance(self) -> Next:
         """Questions to people are kept until the entries that open them are saved."""
-        following = advance(self.journal, self.now())
-        self._asks += following.ask
-        return following
+        if self._flow is None:
+            following = advance(self.journal, self.now())
+            self._asks += following.ask
+            return following
+        while True:
+            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
+            self._flow.resume()
+            following = advance(self.journal, self.now())
+            self._asks += following.ask
+            if not self._flow.has_news():
+                return following
 
     async def _stand_trial(self) -> None:
         """A step that lost a second worker is begun again, and counted, when no other such step is under way here.
@@ -206,6 +250,12 @@ class Driver:
         for a write when it stopped gave the run back in order, but what it cut off is just as uncertain.
         """
         lost = self._orphaned
+        if self._lacks_flow:
+            return
+        if self._flow is not None:
+            self._flow.resume()  # what a step was called with is known only when the flow has asked for it again
+            if self.journal.end is not None:
+                return
         if lost:
             await self._stand_trial()
             if self._worker.draining:
@@ -255,6 +305,8 @@ class Driver:
         if isinstance(then, Stop):
             await self._interrupt()
             then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+        if self._lacks_flow and not isinstance(then, Settle):
+            return await self._await_flow()
         if then is not None:
             return await self._leave(then)
         if self._must_yield():
@@ -265,13 +317,19 @@ class Driver:
         calls = await self._ready(starting)
         if self.journal.unsaved:
             calls = await self._attempt(calls)
-        if self.journal.plan.is_sequence and len(calls) == 1:
+        if len(calls) == 1 and self._is_alone(calls[0]):
             await self._do_inline(calls[0])
         elif calls or self._tasks or self._finished:
             for call in calls:
                 self._do(call)
             await self._next_outcome()
         return False
+
+    def _is_alone(self, call: Call) -> bool:
+        """Nothing else can move while it is done."""
+        if self._flow is None:
+            return self.journal.plan.is_sequence
+        return all(fold is call.fold for fold in self.journal.open_steps())
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """By itself, and not because its last step was interrupted."""
@@ -287,6 +345,9 @@ class Driver:
         """Resolve, and for a write: propose, judge, declare the intent. What does not get through is settled here."""
         calls = []
         for fold in folds:
+            if fold.step.kind is StepKind.FLOW:
+                await self._start_child(fold)
+                continue
             call = self._prepare(fold)
             if isinstance(call, Failed):
                 self._begin(fold)
@@ -294,6 +355,23 @@ class Driver:
             elif call.action is None or await self._passes(call):
                 calls.append(call)
         return calls
+
+    async def _start_child(self, fold: StepFold) -> None:
+        """The child is there with the entry that says that the step waits for it."""
+        step = fold.step
+        assert step.workflow is not None
+        try:
+            version, plan = await self._worker.plans.current(self.lease.tenant_id, step.workflow, step.version)
+        except (NotFound, Conflict) as error:
+            self._begin(fold)
+            self._fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
+            return
+        child = Child(
+            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout
+        )  # fmt: skip
+        data = {"child": str(child.id), "workflow": step.workflow, "version": version}
+        self.journal.move_step(fold, StepEvent.PARK, actor=self._actor, data=data)
+        self._children.append(child)
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
         return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
@@ -524,7 +602,7 @@ class Driver:
         since = self.now() - timedelta(seconds=time.perf_counter() - began)
         entry = Entry(
             self.journal.seq + 1, "step_transition", self._actor, fold.step.key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt, {"started_at": since},
+            StepState.RUNNING, fold.attempt, self.journal.declaring(fold, {"started_at": since}),
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
@@ -576,8 +654,8 @@ class Driver:
 
     def _take_beside(self) -> Beside:
         """What has to be committed with the entries that speak of it."""
-        beside = Beside(self._asks, self._intents, self._seals)
-        self._asks, self._intents, self._seals = [], [], []
+        beside = Beside(self._asks, self._intents, self._seals, self._children)
+        self._asks, self._intents, self._seals, self._children = [], [], [], []
         return beside
 
     async def _write(self, write: Write) -> Answer:
@@ -591,18 +669,32 @@ class Driver:
     async def _leave(self, then: Wait | Settle) -> bool:
         return await self.let_go(conclude(self.journal, then, actor=self._actor))
 
-    async def let_go(self, leave: Leave) -> bool:
+    async def _await_flow(self) -> bool:
+        """The version that the run began with is not here. It waits for a worker that has it, and says so."""
+        awaits = self.journal.plan.awaited
+        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=awaits)
+        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits": awaits})
+        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), awaits=awaits)
+
+    async def let_go(self, leave: Leave, awaits: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
         entries, beside = self.journal.take_unsaved(), self._take_beside()
+        kept_back = beside
+        if leave.reason is not None and self.journal.has_children():
+            beside = replace(beside, stops_children=True)
+        if awaits is not None:
+            beside = replace(beside, awaits=awaits)
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
         answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
         if answer.kept:
             self._log_end(leave)
+            if beside.stops_children or (self.lease.has_parent and leave.reason is not None):
+                self._worker.run_errands()
             return True
         if entries:
-            await self._write(Write(self.lease, entries, beside=beside))
+            await self._write(Write(self.lease, entries, beside=kept_back))
         self._mail = True
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
@@ -639,6 +731,8 @@ class Driver:
             then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
         if isinstance(then, Settle):
             await self._leave(then)
+        elif self._flow is not None:
+            await self.let_go(Leave(self.lease.status, queue=True))  # the flow may know what to do about it
 
 
 def _nobody_went_on(entries: list[Row]) -> bool:

@@ -259,7 +259,15 @@ def keep(shop: Workshop, call: Call, result: Any) -> str:
 
 
 def encode_output(result: Any, limit: int, tool: Tool, veil: Veil) -> str:
-    encoded = tool.kept(result, veil) if tool.result is not None else _as_json(result, veil)
+    return _fitting(tool.kept(result, veil) if tool.result is not None else _as_json(result, veil), limit)
+
+
+def encode_result(result: Any, limit: int) -> str:
+    """What a flow returned, as it is kept."""
+    return _fitting(_as_json(result, Veil()), limit)
+
+
+def _fitting(encoded: bytes, limit: int) -> str:
     if len(encoded) > limit:
         raise Terminal(
             f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import inbox, leases
+from interlock.engine import children, inbox, leases
 from interlock.engine.keyfiles import Salts
 from interlock.engine.policies import Policies
 from interlock.engine.secrets import Secrets
@@ -49,7 +49,7 @@ class Worker:
         self.database = database
         self.settings = settings
         self.capacity = capacity or settings.concurrency
-        self.plans = Plans(database)
+        self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
         self.gate = Gate(database, self.policies)
         threads = ThreadPoolExecutor(self.capacity, "step")
@@ -286,6 +286,9 @@ class Worker:
     async def _check(self) -> None:
         """The slow poll beneath the notifications: mail, and whether others wait for our slots."""
         with contextlib.suppress(Unavailable):
+            if flows := self.shop.tools.flows.all():
+                awaited = [flow.plan.awaited for flow in flows]
+                await children.wake_awaiting(self.database, awaited, self.me.actor)
             full = len(self.drivers) >= self.capacity
             self.crowded = full and await self.database.value("work_is_waiting")
             if self.drivers:
@@ -304,6 +307,14 @@ class Worker:
         for run_id in await inbox.runs_with_mail(self.database, self.me):
             if driver := self.drivers.get(run_id):
                 driver.nudge()
+
+    def run_errands(self) -> None:
+        """Parents and children need not wait for the next sweep."""
+        self.spawn(self._run_errands())
+
+    async def _run_errands(self) -> None:
+        with contextlib.suppress(Unavailable):
+            await children.deliver(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -74,6 +74,7 @@ SELECT * FROM run
    AND ($5::uuid IS NULL OR session_id = $5)
    AND ($6::uuid IS NULL OR job_id = $6)
    AND ($8::text IS NULL OR workspace_id = $8)
+   AND ($9::uuid IS NULL OR parent_run_id = $9)
  ORDER BY id DESC
  LIMIT $7;
 
