@@ -123,16 +123,16 @@ class FlowContext:
 
     def now(self) -> datetime:
         """The time, the same whenever the flow is run again. Not `datetime.now()`, which would not be."""
-        return datetime.fromisoformat(self._replay.value("now", lambda: self._replay.clock().isoformat()))
+        return datetime.fromisoformat(self._replay.recorded("now", lambda: self._replay.clock().isoformat()))
 
     def random(self) -> float:
         """A random number from 0 to 1, the same whenever the flow is run again."""
-        number: float = self._replay.value("random", random.random)
+        number: float = self._replay.recorded("random", random.random)
         return number
 
     def uuid(self) -> UUID:
         """A random id, the same whenever the flow is run again."""
-        return UUID(self._replay.value("uuid", lambda: str(uuid.uuid4())))
+        return UUID(self._replay.recorded("uuid", lambda: str(uuid.uuid4())))
 
     def secret(self, name: str, form: str = "{}", /) -> Any:
         """A stored secret, for the input of a tool and nothing else: `ctx.secret("token", "Bearer {}")`."""

@@ -162,7 +162,7 @@ class Replay:
         self._begun += [item for item in gathered.items if inspect.iscoroutine(item)]
         return gathered
 
-    def value(self, kind: str, make: Callable[[], Any]) -> Any:
+    def recorded(self, kind: str, make: Callable[[], Any]) -> Any:
         place = self.branch().next_place()
         there = self._history.pop(place, None)
         if there is None:

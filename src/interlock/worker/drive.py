@@ -209,7 +209,7 @@ class Driver:
 
     def _advance(self) -> Next:
         """Questions to people are kept until the entries that open them are saved."""
-        if self._flow is None:
+        if self._flow is None or self.journal.status == RunState.CANCELING:
             following = advance(self.journal, self.now())
             self._asks += following.ask
             return following
@@ -261,7 +261,7 @@ class Driver:
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if not self._writes(fold):
+                if fold.step.kind is StepKind.TOOL and not self._writes(fold):
                     self.journal.begin(fold)
         for fold in list(self.journal.open_steps()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):

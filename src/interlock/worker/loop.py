@@ -66,6 +66,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._suspicious = asyncio.Event()
+        self._errands = asyncio.Event()
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------ life
@@ -98,6 +99,7 @@ class Worker:
                 "claim": self._claim_forever(),
                 "beat": self._beat_forever(),
                 "tick": self._tick_forever(),
+                "errands": self._run_errands_forever(),
             }.items()
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -237,6 +239,10 @@ class Worker:
         if rows:
             self._idle.clear()
 
+    async def idle(self) -> None:
+        """Wait until this worker holds no run."""
+        await self._idle.wait()
+
     def _let_out(self, driver: Driver, task: "asyncio.Task[None]") -> None:
         if self.drivers.get(driver.lease.run_id) is driver:
             del self.drivers[driver.lease.run_id]
@@ -310,11 +316,14 @@ class Worker:
 
     def run_errands(self) -> None:
         """Parents and children need not wait for the next sweep."""
-        self.spawn(self._run_errands())
+        self._errands.set()
 
-    async def _run_errands(self) -> None:
-        with contextlib.suppress(Unavailable):
-            await children.deliver(self.database, self.plans)
+    async def _run_errands_forever(self) -> None:
+        while True:
+            await self._errands.wait()
+            self._errands.clear()
+            with contextlib.suppress(Unavailable):
+                await children.deliver(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
