@@ -264,6 +264,15 @@ class Tool(View):
     input_schema: dict[str, Any] = {}
 
 
+class Flow(View):
+    """A Python flow that is deployed; runs keep the version they began with."""
+
+    name: str
+    version: str
+    description: str = ""
+    retired: bool = False
+
+
 # ---------------------------------------------------------------- tenants, keys, workers
 
 

@@ -246,3 +246,42 @@ async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: 
     run = await rig.work_until(UUID(again.json()["id"]))
     assert (run["status"], run["result"]) == ("succeeded", ["no caught", "let go"]), run["error"]
     assert called == ["caught", "let go", "let go"]
+
+
+# ---------------------------------------------------------------- in a workflow
+
+
+async def test_a_workflow_runs_a_flow_as_a_step(rig: Rig) -> None:
+    @rig.flow("double")
+    async def double(ctx: FlowContext, input: dict[str, int]) -> Any:
+        await ctx.sleep("1h")
+        return await ctx.call("t.echo", x=input["n"] * 2)
+
+    await rig.apply("""
+name: outer
+steps:
+  - {id: doubled, flow: double, input: {n: "${input.n}"}}
+  - {id: shown, tool: t.echo, input: {x: "${steps.doubled.output}"}}
+""")
+    run_id = await rig.start("outer", {"n": 21})
+    rig.clock.freeze()
+    async with rig.worker() as worker:
+        await rig.until(run_id, "waiting_external")
+        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        await rig.until(made["id"], "waiting_external")
+        rig.clock.advance(3601)
+        await rig.sweep()
+        run = await rig.until(run_id, "x")
+        await worker.idle()
+    assert (run["status"], run["result"], run["step"]["doubled"]["kind"]) == ("succeeded", 42, "flow")
+
+
+async def test_a_workflow_whose_flow_fails_fails(rig: Rig) -> None:
+    @rig.flow("bad")
+    async def bad(ctx: FlowContext) -> Any:
+        raise ValueError("no")
+
+    await rig.apply("name: outer\nsteps:\n  - {id: a, flow: bad}")
+    run = await rig.work_until(await rig.start("outer"))
+    assert (run["status"], run["reason"], run["error"]["step"]) == ("failed", "terminal_error", "a")
+    assert run["error"]["message"].endswith("of bad is failed: no")

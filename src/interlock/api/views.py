@@ -7,6 +7,7 @@ import orjson
 
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
+from interlock.flows import Flow
 from interlock.journal import Journal
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
@@ -182,6 +183,12 @@ def worker_view(row: Row) -> dict[str, Any]:
 def tool_view(tool: Tool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
+
+
+def flow_view(flow: Flow) -> dict[str, Any]:
+    return {
+        "name": flow.name, "version": flow.version, "description": flow.description, "retired": flow.is_retired,
+    }  # fmt: skip
 
 
 def _json(text: str | None) -> Any:

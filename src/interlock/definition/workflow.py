@@ -25,10 +25,12 @@ _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
-_TOOL_ONLY = ("input", "retry", "timeout")
-_KINDS = (StepKind.TOOL, StepKind.APPROVAL, StepKind.WAIT)
+_TOOL_ONLY = ("retry", "timeout")
+_WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
+_KINDS = tuple(StepKind)
+_ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
-_LATER = ("compensate", "flow", "runs_on")
+_LATER = ("compensate", "runs_on")
 _LATER_WAIT = ("event", "correlation", "timeout")
 
 
@@ -140,7 +142,9 @@ def _steps(top: Section) -> dict[str, Step]:
 
 def _step(section: Section, index: int, follows: str | None) -> Step:
     kind = _kind(section)
-    section.only((*_EVERY_STEP, *_KINDS, *_TOOL_ONLY), later=_LATER)
+    section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY), later=_LATER)
+    if kind not in _WITH_INPUT and section.has("input"):
+        section.fault("input", f"only a tool or a flow takes `input`, and this is a step of kind {kind}")
     if kind is not StepKind.TOOL:
         for key in _TOOL_ONLY:
             if section.has(key):
@@ -153,20 +157,21 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
         follows=None if "needs" in section.value else follows,
         when=section.condition("when"),
         tool=_tool(section) if kind is StepKind.TOOL else None,
-        input=_input(section) if kind is StepKind.TOOL else NOTHING,
+        input=_input(section) if kind in _WITH_INPUT else NOTHING,
         retry=_retry(section) if kind is StepKind.TOOL else _DEFAULTS,
         timeout=section.duration("timeout", 0.0, above_zero=True) or None if kind is StepKind.TOOL else None,
         gate=_gate(section) if kind is StepKind.APPROVAL else None,
         duration=_duration(section) if kind is StepKind.WAIT else None,
+        workflow=_workflow(section) if kind is StepKind.FLOW else None,
     )
 
 
 def _kind(section: Section) -> StepKind:
     kinds = [kind for kind in _KINDS if kind in section.value]
-    if not kinds and "flow" not in section.value:
-        section.faults.add(section.path, "it does nothing; give it one of tool, approval or wait")
+    if not kinds:
+        section.faults.add(section.path, f"it does nothing; give it one of {_ONE_OF}")
     elif len(kinds) > 1:
-        section.fault(kinds[1], f"a step is one of tool, approval or wait; this one is {' and '.join(kinds)}")
+        section.fault(kinds[1], f"a step is one of {_ONE_OF}; this one is {' and '.join(kinds)}")
     return kinds[0] if kinds else StepKind.TOOL
 
 
@@ -187,6 +192,13 @@ def _tool(section: Section) -> str:
     if isinstance(section.value.get("tool"), str) and not _TOOL.fullmatch(tool):
         section.fault("tool", f"expected the name of a tool such as shop.refund, found {tool[:120]!r}")
     return tool
+
+
+def _workflow(section: Section) -> str:
+    workflow = section.text("flow") if section.has("flow") else ""
+    if not is_name(workflow) and isinstance(section.value["flow"], str | None):
+        section.fault("flow", f"expected the name of a workflow or a flow, found {described(section.value['flow'])}")
+    return workflow
 
 
 def _input(section: Section) -> Any:

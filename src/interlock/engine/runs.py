@@ -55,7 +55,8 @@ async def prepare(
 
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
-    return plan.flow is not None or any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
+    for_workers = (StepKind.TOOL, StepKind.FLOW)
+    return plan.flow is not None or any(step.kind in for_workers and not step.after for step in plan.steps)
 
 
 async def start_many(
