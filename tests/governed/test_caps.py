@@ -3,12 +3,13 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.rig import Clock, Rig
+from tests.rig import Rig
 
 from interlock.definition.workflow import parse
 from interlock.engine import runs, sweeps, tenants
 from interlock.engine.principal import Principal
 from interlock.errors import DefinitionInvalid
+from interlock.testing import Clock
 
 QUICK = "{name: quick, steps: [{id: a, tool: t.quick}]}"
 MINUTE = datetime(2031, 5, 1, 12, 0, 30, tzinfo=UTC)

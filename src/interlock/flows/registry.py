@@ -66,6 +66,12 @@ class Flows:
         if not flow.is_retired:
             self._current[flow.name] = flow
 
+    def copy(self) -> "Flows":
+        copied = Flows()
+        copied._by_version.update(self._by_version)
+        copied._current.update(self._current)
+        return copied
+
     def find(self, name: str, version: str) -> Flow | None:
         return self._by_version.get((name, version))
 

@@ -145,7 +145,18 @@ class Registry:
             raise Invalid(
                 f"tool {tool.name} is defined twice: in {known.function.__module__} and {tool.function.__module__}"
             )
+        self.put(tool)
+
+    def put(self, tool: Tool) -> None:
+        """In place of whatever has its name."""
         self._tools[tool.name] = tool
+
+    def copy(self) -> "Registry":
+        """Another with the same in it, to be changed by itself."""
+        copied = Registry()
+        copied._tools.update(self._tools)
+        copied.flows = self.flows.copy()
+        return copied
 
     def find(self, name: str) -> Tool | None:
         return self._tools.get(name)

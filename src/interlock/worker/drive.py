@@ -113,6 +113,8 @@ class Driver:
         self._spent_before = 0.0
 
     def now(self) -> datetime:
+        if (fixed := self._worker.database.clock()) is not None:
+            return max(fixed, self._zero)  # time stands still until somebody moves it
         return self._zero + timedelta(seconds=time.monotonic() - self._since)
 
     # ------------------------------------------------------------ the loop

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -161,6 +161,35 @@ class Worker:
         for driver in list(self.drivers.values()):
             if driver.task is not None:
                 driver.task.cancel()
+
+    # ------------------------------------------------------------ by hand
+
+    @contextlib.asynccontextmanager
+    async def by_hand(self) -> AsyncIterator[None]:
+        """Alive, and claiming only when `work_off` says so; for whoever wants nothing to happen by itself."""
+        self.me = await self._register()
+        self.flusher = Flusher(self.database, self.me)
+        flushing = asyncio.create_task(self.flusher.run())
+        try:
+            yield
+        finally:
+            self.abandoning = True
+            self._cancel_drivers()
+            flushing.cancel()
+            await asyncio.gather(flushing, return_exceptions=True)
+            self.shop.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def work_off(self) -> int:
+        """Do all that can be claimed, and say how many runs that were."""
+        worked = 0
+        async with self.database.connection() as connection:
+            while (claim := await leases.claim(Tx(connection), self.database.clock(), self.me, self.capacity)).runs:
+                self._take_up(claim.runs)
+                await self.idle()
+                worked += len(claim.runs)
+            if stuck := await leases.leases_of(Tx(connection), self.database.clock(), self.me):
+                raise RuntimeError(f"run {stuck[0]['id']} could not be driven; the log says why")
+        return worked
 
     # ------------------------------------------------------------ claiming
 
