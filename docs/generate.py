@@ -45,7 +45,8 @@ def errors() -> str:
         "What FastAPI refuses by itself (a method that does not exist, for one) has the code `HTTP_` and its status.",
         "",
         "A step that failed has `last_error` with `type` and `message`; when its worker was lost too often, also the "
-        "code `RUN_ORPHANED`. Why a run ended is its `reason`:",
+        "code `RUN_ORPHANED`. The error of a flow that no longer fits its history has the code `FLOW_CHANGED`. Why a "
+        "run ended is its `reason`:",
         "",
         "| reason | means |",
         "|---|---|",

@@ -234,6 +234,7 @@ def test_a_wrong_shape_says_what_was_expected_and_found(text, fault):
         ("flow: ", "steps[1].flow: expected the name of a workflow or a flow, found nothing"),
         ("flow: 'A b'", "steps[1].flow: expected the name of a workflow or a flow, found a string"),
         ("flow: 5", "steps[1].flow: expected a string, found a number"),
+        ("flow: f, input: {a: '${secrets.s}'}", "steps[1].input.a: a secret can only go into the input of a tool"),
         ("flow: f, retry: {}", "steps[1].retry: only a tool step has `retry`"),
         ("tool: t, compensate: {tool: u}", "steps[1].compensate: not available in this version"),
         ("wait: {event: e, correlation: c, timeout: 1h}", "steps[1].wait.event: not available in this version"),

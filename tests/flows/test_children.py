@@ -215,8 +215,8 @@ async def test_a_child_cannot_be_without_a_parent(rig: Rig) -> None:
     run_id = await rig.start("sub")
     with pytest.raises(asyncpg.CheckViolationError, match="run_parent_step"):
         await rig.sql("UPDATE run SET parent_step = 'x' WHERE id = $1", run_id)
-    with pytest.raises(asyncpg.CheckViolationError, match="run_awaits"):
-        await rig.sql("UPDATE run SET awaits = 'x' WHERE id = $1", run_id)
+    with pytest.raises(asyncpg.CheckViolationError, match="run_awaits_flow"):
+        await rig.sql("UPDATE run SET awaits_flow = 'x' WHERE id = $1", run_id)
 
 
 async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: Rig) -> None:

@@ -22,7 +22,7 @@ def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _RUN_COLUMNS}
     view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
     view["cost_usd"] = float(row["cost_usd"])
-    view["waiting_for"] = f"a worker with flow {row['awaits']}" if row["awaits"] else None
+    view["waiting_for"] = f"a worker with flow {row['awaits_flow']}" if row["awaits_flow"] else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["steps"] = step_views(journal)

@@ -41,10 +41,10 @@ class Beside:
     children: list[Child] = field(default_factory=list)
     # With a run's end, if it started others; with its leave, if its flow is not here.
     stops_children: bool = False
-    awaits: str | None = None
+    undeployed: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.asks or self.intents or self.seals or self.children or self.stops_children or self.awaits)
+        return bool(self.asks or self.intents or self.seals or self.children or self.stops_children or self.undeployed)
 
 
 NOTHING = Beside()
@@ -110,8 +110,8 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await tx.fetch("tell_parents", database.clock(), ended)
     if parents := [w.lease.run_id for w in kept if w.beside.stops_children]:
         await tx.fetch("stop_children", database.clock(), parents)
-    if awaits := [(w.lease.run_id, w.beside.awaits) for w in kept if w.beside.awaits]:
-        await tx.fetch("await_flow", [run for run, _ in awaits], [flow for _, flow in awaits])
+    if lacking := [(w.lease.run_id, w.beside.undeployed) for w in kept if w.beside.undeployed]:
+        await tx.fetch("await_flow", [run for run, _ in lacking], [flow for _, flow in lacking])
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]

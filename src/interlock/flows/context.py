@@ -99,13 +99,22 @@ class FlowContext:
         seconds = _seconds("duration", duration)
         return self._ask("sleep", StepKind.WAIT, [seconds], duration=Template.parse(seconds))
 
+    def wait(self, *, duration: Duration) -> Awaitable[None]:
+        """As `wait: {duration: 5m}` in a workflow: the same as `sleep`."""
+        seconds = _seconds("duration", duration)
+        return self._ask("wait", StepKind.WAIT, [seconds], duration=Template.parse(seconds))
+
     def child(self, workflow: str, input: Any = None, /, *, version: int | None = None) -> Awaitable[Any]:
         """Start a run of another workflow or flow, wait for its end, and give its result. It is canceled with us."""
         _check_name("workflow", workflow)
         given = _plain(workflow, {} if input is None else input)
+        template = Template.parse(given)
+        if template.secrets:
+            raise FlowMisused(
+                f"the input of {workflow} is kept and shown: a secret can only go into the input of a tool"
+            )
         return self._ask(
-            workflow, StepKind.FLOW, [workflow, version, given], workflow=workflow, version=version,
-            input=Template.parse(given),
+            workflow, StepKind.FLOW, [workflow, version, given], workflow=workflow, version=version, input=template
         )  # fmt: skip
 
     def gather(self, *steps: Awaitable[Any], return_exceptions: bool = False) -> Awaitable[list[Any]]:

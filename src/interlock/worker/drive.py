@@ -673,19 +673,19 @@ class Driver:
 
     async def _await_flow(self) -> bool:
         """The version that the run began with is not here. It waits for a worker that has it, and says so."""
-        awaits = self.journal.plan.awaited
-        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=awaits)
-        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits": awaits})
-        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), awaits=awaits)
+        flow = self.journal.plan.awaited
+        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=flow)
+        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits_flow": flow})
+        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
 
-    async def let_go(self, leave: Leave, awaits: str | None = None) -> bool:
+    async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
         entries, beside = self.journal.take_unsaved(), self._take_beside()
         kept_back = beside
         if leave.reason is not None and self.journal.has_children():
             beside = replace(beside, stops_children=True)
-        if awaits is not None:
-            beside = replace(beside, awaits=awaits)
+        if undeployed is not None:
+            beside = replace(beside, undeployed=undeployed)
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before

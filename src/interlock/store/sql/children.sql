@@ -27,7 +27,7 @@ DELETE FROM errand WHERE id = (SELECT id FROM errand WHERE id = $1 FOR UPDATE SK
 
 -- name: await_flow
 -- In the transaction that parks the run.
-UPDATE run SET awaits = awaited.flow
+UPDATE run SET awaits_flow = awaited.flow
   FROM unnest($1::uuid[], $2::text[]) AS awaited (id, flow)
  WHERE run.id = awaited.id;
 
@@ -35,9 +35,9 @@ UPDATE run SET awaits = awaited.flow
 -- moves: run waiting_external -resume-> running
 -- A worker says which flows it has. Those who wait for one of them go to the queue, for whoever comes first.
 WITH awaiting AS MATERIALIZED (
-  SELECT id FROM run WHERE awaits = ANY($2::text[]) ORDER BY id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+  SELECT id FROM run WHERE awaits_flow = ANY($2::text[]) ORDER BY id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
 ), woken AS (
-  UPDATE run SET awaits = NULL, wake_at = NULL, status = 'running', seq = run.seq + 1
+  UPDATE run SET awaits_flow = NULL, wake_at = NULL, status = 'running', seq = run.seq + 1
     FROM awaiting WHERE run.id = awaiting.id
   RETURNING run.id, run.tenant_id, run.seq, run.watched_until
 ), journaled AS (
