@@ -94,6 +94,8 @@ class Trigger(View):
 
     source: str
     ref: str | None = None
+    # The W3C trace context that came with the request; steps and tools go on with it.
+    traceparent: str | None = None
 
 
 class Step(View):

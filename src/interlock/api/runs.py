@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
+from interlock import tracing
 from interlock.api.services import (
     NUMBER,
     Json,
@@ -54,9 +55,12 @@ async def start(
 ) -> Response:
     """Start a run of the newest version of a workflow, or of the one that is asked for."""
     who.require(Permission.START)
+    trigger = body.trigger.model_dump() if body.trigger else {"source": "api", "ref": None}
+    if traceparent := tracing.current() or tracing.accepted(request.headers.get("traceparent")):
+        trigger["traceparent"] = traceparent
     new = await runs.prepare(
-        found.plans, who, body.workflow, version=body.version, input=body.input,
-        trigger=body.trigger.model_dump() if body.trigger else None, deadline_seconds=body.deadline_seconds,
+        found.plans, who, body.workflow, version=body.version, input=body.input, trigger=trigger,
+        deadline_seconds=body.deadline_seconds,
         watch_seconds=wait + 5 if wait else None,
     )  # fmt: skip
 

@@ -80,6 +80,11 @@ class Scope:
         self._waiting: set[str] = set()  # roots that CEL does not hold yet
         self._shown: frozenset[str] | None = None  # steps that CEL holds now
 
+    @property
+    def trigger(self) -> Mapping[str, Any]:
+        """What started the run."""
+        return self._roots["trigger"] or {}
+
     def settle(self, key: str, status: str, output: Any) -> None:
         self._steps[key] = (status, output)
         self._shown = None

@@ -30,15 +30,21 @@ class Child:
     version: int
     input: Any
     deadline_seconds: float | None
+    traceparent: str | None = None
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        traced = {"traceparent": self.traceparent} if self.traceparent else {}
+        return {"source": "run", "ref": str(self.parent["id"]), **traced}
 
 
 async def start(tx: Tx, database: Database, children: list[Child]) -> None:
     """In the transaction of the entry that says that the step waits for it: both are there, or neither."""
-    trigger = [encode({"source": "run", "ref": str(child.parent["id"])}) for child in children]
     await tx.fetch(
         "start_runs", database.clock(), [c.id for c in children], [c.parent["tenant_id"] for c in children],
         [c.parent["workspace_id"] for c in children], [c.workflow for c in children], [c.version for c in children],
-        [encode(c.input) for c in children], trigger, [c.parent["requested_by"] for c in children],
+        [encode(c.input) for c in children], [encode(c.trigger) for c in children],
+        [c.parent["requested_by"] for c in children],
         [c.deadline_seconds for c in children], [None] * len(children), [c.parent["requester"] for c in children],
     )  # fmt: skip
     await tx.fetch(

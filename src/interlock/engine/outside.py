@@ -7,6 +7,7 @@ from uuid import UUID
 
 import orjson
 
+from interlock import tracing
 from interlock.definition.plan import Plan
 from interlock.engine import receipts
 from interlock.engine.workflows import Plans
@@ -220,3 +221,17 @@ def observe(workflow: str, entries: list[Entry], row: Any) -> None:
             reason=row["reason"],
             duration_ms=row["duration_ms"],
         )
+        trace_end(row, row["completed_at"], row["status"], row["reason"])
+
+
+def trace_end(row: Row, ended: datetime, status: str, reason: str) -> None:
+    """The span of a run that came to its end."""
+    if tracing.spans is None:
+        return
+    about = {
+        "interlock.run_id": str(row["id"]), "interlock.workflow": row["workflow"],
+        "interlock.version": row["workflow_version"], "interlock.status": status, "interlock.reason": reason,
+    }  # fmt: skip
+    given = orjson.loads(row["trigger"]).get("traceparent")
+    failure = reason if status == RunState.FAILED else None
+    tracing.spans.run(row["id"], given, f"run {row['workflow']}", row["created_at"], ended, about, failure)

@@ -11,12 +11,13 @@ from uuid import UUID
 
 import orjson
 
+from interlock import tracing
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.children import Child
-from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.outside import entry_of, journal_for, trace_end
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
 from interlock.flows import Replay
@@ -73,8 +74,8 @@ class Driver:
 
     __slots__ = (
         "_actor", "_asks", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail", "_orphaned",
-        "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal",
-        "lease", "row", "task",
+        "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent", "_wake",
+        "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -111,6 +112,7 @@ class Driver:
         self._begun = False
         self._orphaned = False
         self._spent_before = 0.0
+        self._traceparent: str | None = None
 
     def now(self) -> datetime:
         if (fixed := self._worker.database.clock()) is not None:
@@ -167,6 +169,8 @@ class Driver:
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
         self.journal = journal_for(self.row, plan)
+        given = self.journal.scope.trigger.get("traceparent")
+        self._traceparent = given if tracing.spans is None else tracing.run_traceparent(self.lease.run_id, given)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
             # if the run continues another one, or had a gate or a wait before its first step.
@@ -369,14 +373,18 @@ class Driver:
             self._fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
             return
         child = Child(
-            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout
+            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout,
+            self._traceparent,
         )  # fmt: skip
         data = {"child": str(child.id), "workflow": step.workflow, "version": version}
         self.journal.move_step(fold, StepEvent.PARK, actor=self._actor, data=data)
         self._children.append(child)
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
-        return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        call = prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        if self._traceparent is not None and isinstance(call, Call):
+            call.context._traceparent = self._traceparent
+        return call
 
     async def _passes(self, call: Call) -> bool:
         fold = call.fold
@@ -711,6 +719,7 @@ class Driver:
             "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
             duration_ms=round(seconds * 1000),
         )  # fmt: skip
+        trace_end(self.row, self.now(), leave.status, leave.reason)
 
     def _must_yield(self) -> bool:
         if self._tasks or self._finished or self._worker.on_trial is self:
