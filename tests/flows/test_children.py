@@ -285,3 +285,31 @@ async def test_a_workflow_whose_flow_fails_fails(rig: Rig) -> None:
     run = await rig.work_until(await rig.start("outer"))
     assert (run["status"], run["reason"], run["error"]["step"]) == ("failed", "terminal_error", "a")
     assert run["error"]["message"].endswith("of bad is failed: no")
+
+
+async def test_a_parent_that_is_stopped_in_the_middle_of_a_step_stops_its_children(rig: Rig) -> None:
+    held = Hold()
+
+    @rig.tool("t.hold")
+    async def hold() -> None:
+        await held()
+
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> Any:
+        await ctx.gather(ctx.child("child"), ctx.call("t.hold"))
+
+    @rig.flow("child")
+    async def child(ctx: FlowContext) -> Any:
+        await ctx.sleep("7d")
+
+    run_id = await rig.start("parent")
+    async with rig.worker() as worker:
+        await held.inside()
+        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        await rig.until(made["id"], "waiting_external")
+        await rig.cancel(run_id)
+        assert (await rig.until(run_id, "x"))["status"] == "canceled"
+        await worker.idle()
+        await rig.sweep()
+        assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
+    assert held.interrupted

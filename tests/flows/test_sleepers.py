@@ -16,16 +16,20 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def _read(path: str) -> str:
+    return Path(path).read_text()
+
+
 async def _idle(pid: int, seconds: float = 10) -> tuple[float, float]:
     """Megabytes that a process has, and the share of a core that it takes while nothing happens."""
 
     def cpu() -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
     before = cpu()
     await asyncio.sleep(seconds)
-    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    resident = int(_read(f"/proc/{pid}/statm").split()[1])
     return resident * _PAGE / 1e6, (cpu() - before) / _TICK / seconds
 
 
