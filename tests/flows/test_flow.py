@@ -268,6 +268,8 @@ async def test_asking_from_a_task_of_its_own_is_refused(rig: Rig, calls: list[st
         (lambda ctx: ctx.approve("ok", tier="huge"), "tier is low, med or high, not 'huge'"),
         (lambda ctx: ctx.sleep("soon"), "'soon' is not a duration"),
         (lambda ctx: ctx.child("sub", {"x": ctx.secret("s")}), "a secret can only go into the input of a tool"),
+        (lambda ctx: ctx.call("t.echo", x="a\0b"), "a NUL character was asked with"),
+        (lambda ctx: ctx.approve("ok", summary="a\0b"), "a NUL character was asked with"),
         (lambda ctx: ctx.step("a b"), "'a b' is no name for a step's key"),
         (lambda ctx: ctx.step(max_attempts=0), "max_attempts is at least 1"),
     ],

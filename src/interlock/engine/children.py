@@ -17,6 +17,7 @@ from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
 
 _BATCH = 200
+_MOST_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,5 +96,11 @@ async def _word(tx: Tx, errand: Row) -> Word:
 
 
 async def wake_awaiting(database: Database, flows: Iterable[str], actor: str) -> int:
-    """Runs that wait for code that this worker has."""
-    return len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+    """Runs that wait for code that this worker has. Not without end: others may be putting them back."""
+    total = 0
+    for _ in range(_MOST_BATCHES):
+        woken = len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+        total += woken
+        if woken < _BATCH:
+            break
+    return total

@@ -187,6 +187,8 @@ class Driver:
         self._take_up_flow()
 
     def _take_up_flow(self) -> None:
+        if self._flow is not None:
+            self._flow.close()  # of a journal that could not be written
         plan = self.journal.plan
         if plan.flow is None or (flow := self._worker.shop.tools.flows.find(plan.name, plan.flow)) is None:
             return
