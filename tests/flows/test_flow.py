@@ -186,6 +186,26 @@ async def test_gather_raises_the_first_failure_when_all_are_settled(rig: Rig, ca
     assert Counter(step["status"] for step in run["steps"]) == {"failed": 2, "succeeded": 1}
 
 
+async def test_a_branch_goes_on_with_its_yes_while_another_waits_for_its_own(rig: Rig, calls: list[str]) -> None:
+    @rig.flow("two-questions")
+    async def two_questions(ctx: FlowContext) -> Any:
+        async def ask(name: str) -> Any:
+            await ctx.approve(name, tier="low")
+            return await ctx.call("t.echo", x=name)
+
+        return await ctx.gather(ask("a"), ask("b"))
+
+    run_id = await rig.start("two-questions")
+    await rig.work_until(run_id, "waiting_approval")
+    for name in ("b", "a"):
+        [row] = await rig.sql("SELECT id FROM approval WHERE run_id = $1 AND step LIKE '%/' || $2", run_id, name)
+        approved = await rig.http().post(f"/api/approvals/{row['id']}/approve", json={})
+        assert approved.status_code == 200, approved.text
+        run = await rig.work_until(run_id, "waiting_approval")
+        assert calls[-1].endswith(f"={name}")
+    assert (run["status"], run["result"]) == ("succeeded", ["a", "b"])
+
+
 async def test_values_that_change_are_the_same_when_the_flow_is_run_again(rig: Rig, calls: list[str]) -> None:
     @rig.flow("values")
     async def values(ctx: FlowContext, input: Any) -> Any:
