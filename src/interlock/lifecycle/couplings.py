@@ -23,7 +23,7 @@ COUPLINGS: tuple[Coupling, ...] = (
     Coupling("step", StepEvent.OPEN, "run", RunEvent.HOLD, "no other step can move"),
     Coupling("step", StepEvent.HOLD, "run", RunEvent.HOLD, "no other step can move"),
     Coupling("step", StepEvent.PARK, "run", RunEvent.PARK, "no other step can move"),
-    Coupling("step", StepEvent.FAIL, "run", RunEvent.FAIL, "always"),
+    Coupling("step", StepEvent.FAIL, "run", RunEvent.FAIL, "its flow, if it has one, does not catch it"),
     Coupling("step", StepEvent.SUCCEED, "run", RunEvent.SUCCEED, "it was the last step"),
     Coupling("approval", ApprovalEvent.APPROVE, "step", StepEvent.GRANT, "the step is the approval"),
     Coupling("approval", ApprovalEvent.APPROVE, "step", StepEvent.RELEASE, "the step was held by policy"),
@@ -36,6 +36,9 @@ COUPLINGS: tuple[Coupling, ...] = (
     Coupling("run", RunEvent.CANCEL, "approval", ApprovalEvent.CANCEL, "the approval is not decided"),
     Coupling("run", RunEvent.COMPENSATE, "approval", ApprovalEvent.CANCEL, "the approval is not decided"),
     Coupling("run", RunEvent.FAIL, "approval", ApprovalEvent.CANCEL, "the approval is not decided"),
+    Coupling("run", RunEvent.CANCEL, "run", RunEvent.CANCEL, "it ended, and a run that it started has not"),
+    Coupling("run", RunEvent.STOPPED, "run", RunEvent.CANCEL, "a run that it started has not ended"),
+    Coupling("run", RunEvent.FAIL, "run", RunEvent.CANCEL, "a run that it started has not ended"),
     Coupling("worker", WorkerEvent.TERMINATE, "step", StepEvent.RECLAIM, "the worker held its run"),
     Coupling("worker", WorkerEvent.FAIL, "step", StepEvent.RECLAIM, "the worker held its run"),
 )
