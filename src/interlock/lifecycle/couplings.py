@@ -37,6 +37,7 @@ COUPLINGS: tuple[Coupling, ...] = (
     Coupling("run", RunEvent.COMPENSATE, "approval", ApprovalEvent.CANCEL, "the approval is not decided"),
     Coupling("run", RunEvent.FAIL, "approval", ApprovalEvent.CANCEL, "the approval is not decided"),
     Coupling("run", RunEvent.CANCEL, "run", RunEvent.CANCEL, "it ended, and a run that it started has not"),
+    Coupling("run", RunEvent.COMPENSATE, "run", RunEvent.CANCEL, "a run that it started has not ended"),
     Coupling("run", RunEvent.STOPPED, "run", RunEvent.CANCEL, "a run that it started has not ended"),
     Coupling("run", RunEvent.FAIL, "run", RunEvent.CANCEL, "a run that it started has not ended"),
     Coupling("worker", WorkerEvent.TERMINATE, "step", StepEvent.RECLAIM, "the worker held its run"),
