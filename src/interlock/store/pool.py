@@ -155,7 +155,8 @@ class Database:
             try:
                 yield connection
             except asyncio.CancelledError:
-                connection._con.interrupted = True
+                if connection._con is not None:  # the pool may be gone already
+                    connection._con.interrupted = True
                 raise
 
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
