@@ -402,8 +402,8 @@ async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Ri
         await rig.until(made["id"], "waiting_external")
         await (rig.approve(run_id) if how == "fails" else rig.cancel(run_id))
         await undoing.inside()
-        await children.deliver(rig.database, rig.plans)
-        assert (await rig.run(made["id"]))["reason"] == "canceled_by_parent"
+        await children.deliver(rig.database, rig.plans)  # or the worker does so itself at this moment
+        assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
         undoing.release.set()
         run = await rig.until(run_id, "x")
     assert (run["status"], run["step"]["sub"]["status"]) == ("failed" if how == "fails" else "canceled", "canceled")
