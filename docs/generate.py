@@ -46,8 +46,8 @@ def errors() -> str:
         "",
         "A step that failed has `last_error` with `type` and `message`, and a code where a program may want to know: "
         "`RUN_ORPHANED` when its worker was lost too often, `RUN_RESUME_FAILED` when nobody knows what became of it. "
-        "A run whose effects could not all be undone has `COMPENSATION_FAILED` in its `error`. Why a run ended is its "
-        "`reason`:",
+        "A run whose effects could not all be undone has `COMPENSATION_FAILED` in its `error`, one whose flow no "
+        "longer fits its history `FLOW_CHANGED`. Why a run ended is its `reason`:",
         "",
         "| reason | means |",
         "|---|---|",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import uvicorn
 from rich.console import Console
 
+from interlock import tracing
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.engine import audit, tenants, vault
@@ -97,8 +98,10 @@ def rotate_secrets_key(settings: Settings) -> int:
 
 def work(settings: Settings, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     run_loop(_work(settings, database_url(settings), concurrency))
+    tracing.close()
     # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
     if any(thread.name.startswith("step") for thread in threading.enumerate()):
         log.warning("left_behind", threads=sum(t.name.startswith("step") for t in threading.enumerate()))
@@ -131,9 +134,13 @@ def _on_signals() -> asyncio.Event:
 
 def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     url = database_url(settings)
-    return run_loop(_up(settings, url, workers, concurrency))
+    try:
+        return run_loop(_up(settings, url, workers, concurrency))
+    finally:
+        tracing.close()
 
 
 async def _up(settings: Settings, url: str, workers: int, concurrency: int | None) -> int:

@@ -94,7 +94,7 @@ class Initiator(Term):
     """Who or what made a transition."""
 
     USER = "user", "Somebody with a key, or a person in Slack."
-    SYSTEM = "system", "The engine, a worker or a schedule."
+    SYSTEM = "system", "The engine, a worker, a schedule or another run."
     TIMEOUT = "timeout", "A deadline passed."
     POLICY = "policy", "The policy decided."
     WEBHOOK = "webhook", "A delivery from outside."
@@ -119,6 +119,8 @@ class Trigger(View):
     user: str | None = None
     metadata: dict[str, Any] = {}
     external_event: ExternalEvent | None = None
+    # The W3C trace context that came with the request; steps and tools go on with it.
+    traceparent: str | None = None
 
 
 class Tokens(View):
@@ -174,6 +176,8 @@ class Run(View):
     workflow_version: int
     status: RunState
     reason: RunReason | None = None
+    # What is missing, if the run waits for more than people, events and time.
+    waiting_for: str | None = None
     input: Any = None
     result: Any = None
     error: Any = None
@@ -352,6 +356,15 @@ class Tool(View):
     risk: Tier = Tier.LOW
     idempotent: bool = False
     input_schema: dict[str, Any] = {}
+
+
+class Flow(View):
+    """A Python flow that is deployed; runs keep the version they began with."""
+
+    name: str
+    version: str
+    description: str = ""
+    retired: bool = False
 
 
 # ---------------------------------------------------------------- triggers and schedules

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
-from tests.rig import Clock, Rig
+from tests.rig import Rig
 
 from interlock.definition.workflow import parse
 from interlock.engine import runs, sweeps, tenants
 from interlock.engine.principal import Principal
 from interlock.errors import DefinitionInvalid, Terminal
 from interlock.ids import uuid7
+from interlock.testing import Clock
 from interlock.worker.loop import Worker
 
 QUICK = "{name: quick, steps: [{id: a, tool: t.quick}]}"

@@ -1,4 +1,4 @@
-"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/workers, /api/tools"""
+"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/workers, /api/tools, /api/flows"""
 
 from typing import Annotated
 from uuid import UUID
@@ -7,14 +7,23 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import dump, key_view, tenant_view, tool_view, usage_view, worker_view, workflow_view
+from interlock.api.views import (
+    dump,
+    flow_view,
+    key_view,
+    tenant_view,
+    tool_view,
+    usage_view,
+    worker_view,
+    workflow_view,
+)
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.wire import ChangeTenant, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
+from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
 
 router = APIRouter(prefix="/api")
 
@@ -143,6 +152,13 @@ async def list_tools(found: Svc, who: Who) -> Response:
     """The tools that this server loaded; workers load the same INTERLOCK_TOOLS."""
     who.require(Permission.READ)
     return Json({"items": [tool_view(tool) for tool in found.policies.tools.all()], "next_cursor": None})
+
+
+@router.get("/flows", response_model=Page[Flow], tags=["tools"])
+async def list_flows(found: Svc, who: Who) -> Response:
+    """The Python flows that this server loaded; workers load the same INTERLOCK_TOOLS."""
+    who.require(Permission.READ)
+    return Json({"items": [flow_view(flow) for flow in found.policies.tools.flows.all()], "next_cursor": None})
 
 
 def _require_operator_of_all(who: Who) -> None:

@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from interlock import __version__
+from interlock import __version__, tracing
 from interlock.api import (
     admin,
     approvals,
@@ -44,6 +44,7 @@ def create_app(services: Services) -> FastAPI:
     ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
+    app.add_middleware(Traced)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -145,6 +146,38 @@ async def _on_surprise(request: Request, error: Exception) -> Response:
         return problem_response(Unavailable("the database did not answer; try again"))
     log.error("request_failed", path=request.url.path, exc_info=error)
     return problem_response(Problem("this is a bug; the server's log has the details"))
+
+
+# ---------------------------------------------------------------- traces
+
+
+class Traced:
+    """A span around each request to the API, below the one that the caller names in `traceparent`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if tracing.spans is None or scope["type"] != "http" or not scope["path"].startswith("/api/"):
+            await self._app(scope, receive, send)
+            return
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), None)
+        about = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        named = f"{scope['method']} {scope['path']}"
+        with tracing.spans.span(named, about, parent=tracing.accepted(given), is_request=True) as span:
+
+            async def answered(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    tracing.fail(span, f"status {message['status']}" if message["status"] >= 500 else None)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, answered)
+            finally:
+                # The path with its ids would make every request a name of its own.
+                if (route := scope.get("route")) is not None:
+                    span.update_name(f"{scope['method']} {route.path}")
 
 
 # ---------------------------------------------------------------- limits

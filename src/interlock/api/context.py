@@ -19,7 +19,7 @@ _TOLD = ("initiator", "user", "metadata", "external_event")
 
 def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
     actor: str = row["actor"]
-    is_ours = actor.startswith(("system:", "worker:"))
+    is_ours = actor.startswith(("system:", "worker:", "run:"))
     context: dict[str, Any] = {
         "initiator": _SYSTEM.get(actor, Initiator.SYSTEM if is_ours else Initiator.USER),
         "user": None if is_ours else actor.rpartition(":")[0],

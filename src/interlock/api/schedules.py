@@ -26,7 +26,7 @@ async def add(body: NewSchedule, request: Request, found: Svc, who: Who) -> Resp
     """A run for each slot of a cron expression. It acts with the key that adds it."""
     who.require(Permission.DEFINE)
     cron = schedules.read_cron(body.cron, body.timezone)
-    await found.plans.find(who.tenant_id, body.workflow, None)
+    await found.plans.current(who.tenant_id, body.workflow, None)
 
     async def work(tx: Tx) -> Answer:
         return Answer(201, dump(schedule_view(await schedules.add(tx, found.database, who, body, cron))))

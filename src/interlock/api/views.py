@@ -9,6 +9,7 @@ from interlock.api.context import context_of
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.flows import Flow
 from interlock.journal import Journal, StepFold
 from interlock.lifecycle import SETTLED_WELL, STEP, StepState
 from interlock.store.pool import Row
@@ -28,6 +29,7 @@ def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view["cost_usd"] = float(row["cost_usd"])
     # Only where somebody looked: the heartbeat is the worker's, and not a column of the run.
     view["last_heartbeat_at"] = row.get("last_heartbeat_at")
+    view["waiting_for"] = f"a worker with flow {row['awaits_flow']}" if row["awaits_flow"] else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["steps"] = step_views(journal)
@@ -45,7 +47,8 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
-        "cost_usd": 0.0, "last_heartbeat_at": None, "steps": step_views(journal), "compensation": [],
+        "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None, "steps": step_views(journal),
+        "compensation": [],
     }  # fmt: skip
 
 
@@ -224,6 +227,12 @@ def worker_view(row: Row) -> dict[str, Any]:
 def tool_view(tool: Tool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
+
+
+def flow_view(flow: Flow) -> dict[str, Any]:
+    return {
+        "name": flow.name, "version": flow.version, "description": flow.description, "retired": flow.is_retired,
+    }  # fmt: skip
 
 
 def trigger_definition_view(row: Row, tenant: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from interlock.wire import (
         Compensation,
         Event,
+        Flow,
         Key,
         OutsideEvent,
         Page,
@@ -178,7 +179,7 @@ RUNS: "Columns[Run]" = {
     "id": lambda run: run.id,
     "workflow": lambda run: visible(f"{run.workflow}@{run.workflow_version}"),
     "status": lambda run: word(run.status),
-    "reason": lambda run: run.reason or "",
+    "reason": lambda run: run.reason or visible(run.waiting_for or ""),
     "created": lambda run: moment(run.created_at),
     "took": lambda run: took(run.started_at, run.completed_at),
 }
@@ -214,12 +215,14 @@ def run_page(run: "Run") -> RenderableType:
         run=run.id,
         workflow=visible(f"{run.workflow}@{run.workflow_version}"),
         status=_status(run),
+        waiting_for=Text(visible(run.waiting_for), style="yellow") if run.waiting_for else None,
         error=Text(brief(run.error), style="red") if run.error else None,
         trigger=visible(" ".join(filter(None, (run.trigger.source, run.trigger.ref)))),
         created=moment(run.created_at),
         took=took(run.started_at, run.completed_at),
         cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
         resumed_from=run.resumed_from,
+        parent=run.parent_run_id,
         resumed=f"{run.resume_count} times" if run.resume_count > 1 else "once" if run.resume_count else None,
         heartbeat=moment(run.last_heartbeat_at),
         input=cell(run.input) if run.input else None,
@@ -267,6 +270,13 @@ TOOLS: "Columns[Tool]" = {
     "risk": lambda tool: tool.risk,
     "idempotent": lambda tool: "yes" if tool.idempotent else "no",
     "description": lambda tool: one_line(tool.description),
+}
+
+FLOWS: "Columns[Flow]" = {
+    "flow": lambda flow: visible(flow.name),
+    "version": lambda flow: visible(flow.version),
+    "new runs": lambda flow: "no, retired" if flow.retired else "yes",
+    "description": lambda flow: one_line(flow.description),
 }
 
 KEYS: "Columns[Key]" = {

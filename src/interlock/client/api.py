@@ -20,6 +20,7 @@ from interlock.wire import (
     Delivery,
     Evaluate,
     Event,
+    Flow,
     Grant,
     Health,
     Key,
@@ -105,11 +106,14 @@ class Api:
         *,
         status: RunState | str | None = None,
         workflow: str | None = None,
+        parent: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Call[Page[Run]]:
-        """A page of runs, newest first, without their steps."""
-        return get("/api/runs", Page[Run], status=status, workflow=workflow, limit=limit, cursor=cursor)
+        """A page of runs, newest first, without their steps; with `parent` those that it started."""
+        return get(
+            "/api/runs", Page[Run], status=status, workflow=workflow, parent_run_id=parent, limit=limit, cursor=cursor
+        )
 
     @endpoint
     def approve(self, run_id: str, *, reason: str | None = None) -> Call[Run]:
@@ -348,6 +352,11 @@ class Api:
     def tools(self) -> Call[Page[Tool]]:
         """The tools that the server knows."""
         return get("/api/tools", Page[Tool])
+
+    @endpoint
+    def flows(self) -> Call[Page[Flow]]:
+        """The Python flows that the server has, with their versions."""
+        return get("/api/flows", Page[Flow])
 
     # ------------------------------------------------------------ triggers and schedules
 

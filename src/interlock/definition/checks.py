@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from interlock.definition.expression import FUNCTIONS, MACROS, ROOTS, Expression, Secret, Template
 from interlock.definition.fault import Faults, Path, suggestion
-from interlock.definition.plan import Step
+from interlock.definition.plan import Step, StepKind
 
 Steps = Mapping[str, Step]
 
@@ -116,7 +116,7 @@ def expressions(step: Step) -> Iterator[tuple[Path, Expression]]:
 
 def misplaced_secrets(step: Step) -> Iterator[Path]:
     for where, template in _templates(step).items():
-        if where[-1] != "input":
+        if where[-1] != "input" or step.kind is StepKind.FLOW:
             yield from ((*where, *path) for path, leaf in template.leaves() if isinstance(leaf, Secret))
 
 

@@ -94,6 +94,11 @@ class Scope:
         scope._steps = self._steps
         return scope
 
+    @property
+    def trigger(self) -> Mapping[str, Any]:
+        """What started the run."""
+        return self._roots["trigger"] or {}
+
     def settle(self, key: str, status: str, output: Any) -> None:
         self._steps[key] = (status, output)
         self._shown = None

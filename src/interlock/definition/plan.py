@@ -16,6 +16,7 @@ class StepKind(Term):
     TOOL = "tool", "Calls a tool."
     APPROVAL = "approval", "Asks people."
     WAIT = "wait", "Lets time pass, or waits for an event from outside."
+    FLOW = "flow", "Runs another workflow or flow, and takes its result."
 
 
 class OnReject(Term):
@@ -90,6 +91,12 @@ class Step:
     # The step that undoes this one, and in that step the key of the one it undoes.
     undo: "Step | None" = None
     undoes: str | None = None
+    # Of a step that runs another workflow: which, and in which version if not the current one.
+    workflow: str | None = None
+    version: int | None = None
+    # Of a flow's step: where in the flow it is asked for, and a digest of all that is asked.
+    place: str | None = None
+    digest: str | None = None
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -112,6 +119,8 @@ class Plan:
     max_writes_per_run: int | None = field(default=None, compare=False)
     # The most of its runs in flight, within what the tenant may have.
     max_concurrency: int | None = field(default=None, compare=False)
+    # The version of the Python flow that says what the steps are; then there are none here.
+    flow: str | None = field(default=None, compare=False)
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)
@@ -126,7 +135,12 @@ class Plan:
         put = object.__setattr__
         put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
         put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
-        put(self, "is_sequence", all(step.follows == before.key for step, before in in_order))
+        put(self, "is_sequence", self.flow is None and all(step.follows == before.key for step, before in in_order))
+
+    @property
+    def awaited(self) -> str:
+        """A flow with its version, as runs that wait for it to be deployed name it."""
+        return f"{self.name}@{self.flow}"
 
     @property
     def tools(self) -> tuple[str, ...]:

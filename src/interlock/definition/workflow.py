@@ -39,12 +39,22 @@ _EVENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}")
 
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
-_TOOL_ONLY = ("input", "retry", "timeout", "compensate")
+_WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
+_TOOL_ONLY = ("retry", "timeout", "compensate")
 _WAIT_ONLY = ("on_timeout",)
 _KINDS = tuple(StepKind)
+_ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
-_LATER = ("flow", "runs_on")
+_LATER = ("runs_on",)
 _WAITS = "{duration: 5m} or {event: bank.settled, correlation: ch_1}"
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def is_event_type(text: str) -> bool:
+    return _EVENT.fullmatch(text) is not None
 
 
 def parse(text: str | bytes, file: str = "workflow") -> Plan:
@@ -153,7 +163,9 @@ def _steps(top: Section) -> dict[str, Step]:
 
 def _step(section: Section, index: int, follows: str | None) -> Step:
     kind = _kind(section)
-    section.only((*_EVERY_STEP, *_KINDS, *_TOOL_ONLY, *_WAIT_ONLY), later=_LATER)
+    section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY, *_WAIT_ONLY), later=_LATER)
+    if kind not in _WITH_INPUT and section.has("input"):
+        section.fault("input", f"only a tool or a flow takes `input`, and this is a step of kind {kind}")
     for owner, keys in ((StepKind.TOOL, _TOOL_ONLY), (StepKind.WAIT, _WAIT_ONLY)):
         for key in keys if kind is not owner else ():
             if section.has(key):
@@ -168,22 +180,23 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
         follows=None if "needs" in section.value else follows,
         when=section.condition("when"),
         tool=_tool(section) if kind is StepKind.TOOL else None,
-        input=_input(section) if kind is StepKind.TOOL else NOTHING,
+        input=_input(section) if kind in _WITH_INPUT else NOTHING,
         retry=_retry(section) if kind is StepKind.TOOL else _DEFAULTS,
         timeout=section.duration("timeout", 0.0, above_zero=True) or None if kind is StepKind.TOOL else None,
         gate=_gate(section) if kind is StepKind.APPROVAL else None,
         duration=_duration(section, wait) if wait and "event" not in wait.value else None,
         event=_event(section, wait) if wait and "event" in wait.value else None,
         undo=_undo(section, key, index) if kind is StepKind.TOOL and section.has("compensate") else None,
+        workflow=_workflow(section) if kind is StepKind.FLOW else None,
     )
 
 
 def _kind(section: Section) -> StepKind:
     kinds = [kind for kind in _KINDS if kind in section.value]
-    if not kinds and "flow" not in section.value:
-        section.faults.add(section.path, "it does nothing; give it one of tool, approval or wait")
+    if not kinds:
+        section.faults.add(section.path, f"it does nothing; give it one of {_ONE_OF}")
     elif len(kinds) > 1:
-        section.fault(kinds[1], f"a step is one of tool, approval or wait; this one is {' and '.join(kinds)}")
+        section.fault(kinds[1], f"a step is one of {_ONE_OF}; this one is {' and '.join(kinds)}")
     return kinds[0] if kinds else StepKind.TOOL
 
 
@@ -204,6 +217,13 @@ def _tool(section: Section) -> str:
     if isinstance(section.value.get("tool"), str) and not _TOOL.fullmatch(tool):
         section.fault("tool", f"expected the name of a tool such as shop.refund, found {tool[:120]!r}")
     return tool
+
+
+def _workflow(section: Section) -> str:
+    workflow = section.text("flow") if section.has("flow") else ""
+    if not is_name(workflow) and isinstance(section.value["flow"], str | None):
+        section.fault("flow", f"expected the name of a workflow or a flow, found {described(section.value['flow'])}")
+    return workflow
 
 
 def _input(section: Section) -> Any:
@@ -276,7 +296,7 @@ def _duration(section: Section, wait: Section) -> Template:
 
 def _event(section: Section, wait: Section) -> OutsideEvent:
     type = wait.text("event")
-    if (type or not wait.has("event")) and not _EVENT.fullmatch(type):
+    if (type or not wait.has("event")) and not is_event_type(type):
         wait.fault("event", f"expected the type of an event such as bank.settled, found {type[:120]!r}")
     if not wait.has("correlation"):
         wait.fault("correlation", '`correlation` is missing; say what the event is about, such as "${input.charge}"')

@@ -8,7 +8,8 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from interlock.engine import receipts, waits
+from interlock.engine import children, receipts, waits
+from interlock.engine.children import Child
 from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals, withdraw
 from interlock.engine.receipts import Intent, Prior, Seal
@@ -27,13 +28,14 @@ class Lease:
     status: RunState
     workflow: str
     requested_by: str
+    has_parent: bool = False
     # Whether its workflow has a cap, so that its leaving lets another in.
     capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is committed with the entries that speak of it: questions to people, intents, and what became of them.
+    """What is committed with the entries that speak of it: questions to people, intents, what became of them, runs.
 
     `stops`: the run goes no further and undoes what it did; its row has to say so.
     """
@@ -43,9 +45,16 @@ class Beside:
     seals: list[Seal] = field(default_factory=list)
     awaits: list[Awaited] = field(default_factory=list)
     stops: bool = False
+    children: list[Child] = field(default_factory=list)
+    # With a run's end, if it started others; with its leave, if its flow is not here.
+    stops_children: bool = False
+    undeployed: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.asks or self.intents or self.seals or self.awaits or self.stops)
+        return bool(
+            self.asks or self.intents or self.seals or self.awaits or self.stops
+            or self.children or self.stops_children or self.undeployed
+        )  # fmt: skip
 
 
 NOTHING = Beside()
@@ -76,11 +85,13 @@ REFUSED = Answer(False)
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
-    if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) for w in writes):
+    if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) or _tells_parent(w) for w in writes):
         async with connection.transaction():
             tx = Tx(connection)
-            if freeing := [w.lease.tenant_id for w in writes if _frees_a_place(w)]:
-                await tx.fetch("keep_awake", freeing)
+            if gaining := [w.lease.tenant_id for w in writes if _frees_a_place(w) or w.beside.children]:
+                await tx.fetch("keep_awake", gaining)
+            if any(w.beside.children for w in writes):
+                await tx.fetch("lock_lanes", [w.lease.tenant_id for w in writes if w.leave or w.beside.children])
             answers = await _append(tx, database, me, writes)
             return await _company(tx, database, me, writes, answers)
     return await _append(Tx(connection), database, me, writes)
@@ -94,6 +105,10 @@ def _withdraws(write: Write) -> bool:
 
 def _frees_a_place(write: Write) -> bool:
     return write.lease.capped and write.leave is not None and not write.leave.queue
+
+
+def _tells_parent(write: Write) -> bool:
+    return write.lease.has_parent and write.leave is not None and write.leave.reason is not None
 
 
 async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
@@ -112,6 +127,14 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await withdraw(tx, database, withdrawn)
     if stopped := [w.lease.run_id for w in kept if w.beside.stops]:
         await tx.fetch("stop_runs", stopped, me.id)
+    if started := [child for w in kept for child in w.beside.children]:
+        await children.start(tx, database, started)
+    if ended := [w.lease.run_id for w in kept if _tells_parent(w)]:
+        await tx.fetch("tell_parents", database.clock(), ended)
+    if parents := [w.lease.run_id for w in kept if w.beside.stops_children]:
+        await tx.fetch("stop_children", database.clock(), parents)
+    if lacking := [(w.lease.run_id, w.beside.undeployed) for w in kept if w.beside.undeployed]:
+        await tx.fetch("await_flow", [run for run, _ in lacking], [flow for _, flow in lacking])
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]

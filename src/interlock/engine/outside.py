@@ -7,6 +7,7 @@ from uuid import UUID
 
 import orjson
 
+from interlock import tracing
 from interlock.definition.plan import UNDO, Plan
 from interlock.engine import receipts, waits
 from interlock.engine.workflows import Plans
@@ -20,6 +21,7 @@ from interlock.journal import (
     Next,
     Settle,
     Stop,
+    Wait,
     Word,
     advance,
     apply_word,
@@ -126,6 +128,8 @@ async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
         case Settle(RunEvent.SUCCEED) if journal.status == RunState.PENDING:
             # All of it was skipped or carried over. A run that was never claimed cannot succeed; a worker will see.
             leave = go_on(journal)
+        case Wait() if _has_news(journal):
+            leave = go_on(journal)
         case then:
             leave = conclude(journal, then)
     return await save(tx, database, run, leave, following.ask)
@@ -144,6 +148,13 @@ async def _advance(tx: Tx, database: Database, run: OpenRun, journal: Journal) -
         if not came:
             following.ask = asks
             return following
+
+
+def _has_news(journal: Journal) -> bool:
+    """Something that a flow waits for came to its end: only the flow itself can say what that leads to."""
+    return journal.plan.flow is not None and any(
+        entry.step is not None and entry.to_state in STEP.terminal for entry in journal.unsaved
+    )
 
 
 async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: list[Ask] | None = None) -> Row:
@@ -182,6 +193,10 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
         await tx.fetch("let_in", [run.row["tenant_id"]], [run.row["workflow"]])
     if leave.reason is not None or any(e.event == RunEvent.COMPENSATE for e in entries):
         await withdraw(tx, database, [run.row["id"]])
+        if journal.has_children():
+            await tx.fetch("stop_children", now, [run.row["id"]])
+    if leave.reason is not None and run.row["parent_run_id"] is not None:
+        await tx.fetch("tell_parents", now, [run.row["id"]])
     observe(run.row["id"], run.row["workflow"], entries, row)
     return row
 
@@ -241,6 +256,7 @@ def observe(run_id: UUID, workflow: str, entries: list[Entry], row: Any) -> None
             reason=row["reason"],
             duration_ms=row["duration_ms"],
         )
+        trace_end(row, row["completed_at"], row["status"], row["reason"])
 
 
 def _tell(run_id: UUID, entries: list[Entry]) -> None:
@@ -256,3 +272,16 @@ def _tell(run_id: UUID, entries: list[Entry]) -> None:
 def _duration(entry: Entry) -> dict[str, Any]:
     data = entry.data or {}
     return {"duration_ms": data["duration_ms"]} if "duration_ms" in data else {}
+
+
+def trace_end(row: Row, ended: datetime, status: str, reason: str) -> None:
+    """The span of a run that came to its end."""
+    if tracing.spans is None:
+        return
+    about = {
+        "interlock.run_id": str(row["id"]), "interlock.workflow": row["workflow"],
+        "interlock.version": row["workflow_version"], "interlock.status": status, "interlock.reason": reason,
+    }  # fmt: skip
+    given = orjson.loads(row["trigger"]).get("traceparent")
+    failure = reason if status == RunState.FAILED else None
+    tracing.spans.run(row["id"], given, f"run {row['workflow']}", row["created_at"], ended, about, failure)

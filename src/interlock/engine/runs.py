@@ -9,6 +9,7 @@ from uuid import UUID
 
 import orjson
 
+from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
 from interlock.engine.outside import (
@@ -26,7 +27,7 @@ from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, Journal, Leave, Word, encode
+from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -62,7 +63,7 @@ async def prepare(
 ) -> NewRun:
     """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`."""
     newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
-    found, plan = newest or await plans.find(principal.tenant_id, workflow, version)
+    found, plan = newest or await plans.current(principal.tenant_id, workflow, version)
     trigger = trigger or {"source": "api", "ref": None}
     deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
     return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
@@ -70,7 +71,8 @@ async def prepare(
 
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
-    return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
+    for_workers = (StepKind.TOOL, StepKind.FLOW)
+    return plan.flow is not None or any(step.kind in for_workers and not step.after for step in plan.steps)
 
 
 async def start_many(
@@ -248,6 +250,9 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     run = await _insert(tx, database, principal, new, resumed=old)
     if run.journal is None:
         return run.row
+    if before.plan.flow is not None:
+        _carry_over_flow(run.journal, before, old, principal.actor)
+        return await _begin(tx, database, run)
     for done in before.steps.values():
         if done.status in SETTLED_WELL:
             _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
@@ -266,6 +271,20 @@ def _carry_over(journal: Journal, key: str, status: StepState, output: str | Non
     else:
         journal.begin(fold)
         journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
+
+
+def _carry_over_flow(journal: Journal, before: Journal, old: Row, actor: str) -> None:
+    """All that the flow was told, so that it comes to the same place; but not the failure that ended it."""
+    ended_by = (orjson.loads(old["error"] or "null") or {}).get("step")
+    for place, (kind, value) in before.values.items():
+        journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
+    for key, done in before.steps.items():
+        if done.status in SETTLED_WELL or (done.status == StepState.FAILED and key != ended_by):
+            fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
+            data = {"carried_over_from": str(old["id"]), "reason": done.reason, "error": done.last_error}
+            journal.begin(fold)
+            event = StepEvent.SUCCEED if done.status in SETTLED_WELL else StepEvent.FAIL
+            journal.move_step(fold, event, actor=actor, data=data, output=done.output)
 
 
 def refused(state: RunState, event: str) -> InvalidTransition:

@@ -38,7 +38,7 @@ _TWIN_SECONDS = 5.0
 
 async def check(database: Database, plans: Plans, principal: Principal, trigger: Trigger) -> None:
     """What can be known before the first delivery: its workflow is there, and its secret can be used."""
-    await plans.find(principal.tenant_id, trigger.workflow, None)
+    await plans.current(principal.tenant_id, trigger.workflow, None)
     if trigger.secret is None:
         return
     try:

@@ -4,12 +4,13 @@ from interlock.journal.advance import ENGINE, Awaited, Next, Stop, Wait, advance
 from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
-from interlock.journal.journal import NO_OUTPUT, Journal, StepFold, encode
+from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
 from interlock.journal.undo import Settle, wind_up
 from interlock.journal.words import TIMED_OUT, Command, Word, apply_word
 
 __all__ = [
     "ENGINE",
+    "FATAL",
     "NO_OUTPUT",
     "TIMED_OUT",
     "Ask",
@@ -18,6 +19,7 @@ __all__ = [
     "Command",
     "Entry",
     "EntryType",
+    "FlowEnd",
     "Journal",
     "Leave",
     "Next",

@@ -64,7 +64,7 @@ def advance(journal: Journal, now: datetime) -> Next:
     if journal.status == RunState.CANCELING:
         found.then = _stop(journal, found, now)
         return found
-    while True:
+    while journal.end is None:
         before = journal.seq
         found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
         # A skip, an arrival or a failure may have made other steps reachable.
@@ -91,7 +91,7 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
     match step.kind:
-        case StepKind.TOOL:
+        case StepKind.TOOL | StepKind.FLOW:
             return fold.next_run_at is None or fold.next_run_at <= now
         case StepKind.APPROVAL:
             _open(journal, fold, found)
@@ -184,14 +184,14 @@ def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
 def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
     unsettled = list(journal.open_steps())
     running = found.resume = [fold for fold in unsettled if fold.status == StepState.RUNNING]
-    failed = journal.failed
-    if failed is not None:
-        reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
-        ending = Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+    ending = _ending(journal)
+    if ending is not None:
         found.start.clear()
         if running:
             return Stop(ending)
         return wind_up(journal, ending, actor=ENGINE) or _undo(journal, found, now)
+    if not unsettled and journal.plan.flow is not None:
+        return None  # its code says what comes next
     if not unsettled:
         refused = any(
             fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
@@ -201,6 +201,17 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
     if found.start or running:
         return None
     return _waiting(unsettled)
+
+
+def _ending(journal: Journal) -> Settle | None:
+    """A step failed for good, or the flow came to its end."""
+    failed, end = journal.failed, journal.end
+    if failed is not None:
+        reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
+        return Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+    if end is not None:
+        return Settle(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
+    return None
 
 
 def _stop(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:

@@ -15,6 +15,7 @@ from uuid import UUID
 import orjson
 
 from interlock.definition.expression import Scope
+from interlock.definition.flow import declared_step
 from interlock.definition.plan import Plan, Step
 from interlock.journal.entry import Entry, EntryType
 from interlock.lifecycle import (
@@ -29,6 +30,20 @@ from interlock.lifecycle import (
 )
 
 NO_OUTPUT = "null"
+
+# What a flow cannot catch: it was forbidden, or what became of it is not known.
+FATAL = frozenset(
+    {RunReason.POLICY_DENIED, RunReason.CAP_EXCEEDED, RunReason.ORPHANED, RunReason.RESUME_FAILED, RunReason.TIMED_OUT}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEnd:
+    """A flow came to its end: it returned, or it raised. Only whoever has its code can tell."""
+
+    result: str = NO_OUTPUT
+    reason: RunReason = RunReason.COMPLETED
+    error: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -65,6 +80,10 @@ class StepFold:
     duration_ms: float | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    # The run that this step waits for.
+    child_id: str | None = None
+    # Of a flow's step: what its first entry has to say about it, until it has been said.
+    undeclared: dict[str, Any] | None = None
 
     def input(self, scope: Scope, secrets: Mapping[str, str] | None = None) -> Any:
         """What the tool is called with; secrets show their names until their values are handed in."""
@@ -88,6 +107,7 @@ class Journal:
         "_first_open",
         "_in_order",
         "asked",
+        "end",
         "ending",
         "failed",
         "plan",
@@ -99,6 +119,7 @@ class Journal:
         "steps",
         "undos",
         "unsaved",
+        "values",
     )
 
     def __init__(self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any]) -> None:
@@ -116,8 +137,11 @@ class Journal:
         self.undos: dict[str, StepFold] = {}
         self.scope = Scope(input, trigger, run)
         self.unsaved: list[Entry] = []
+        # Of a flow: how it ended, and what it was told by place when it asked for something that changes.
+        self.end: FlowEnd | None = None
+        self.values: dict[str, tuple[str, Any]] = {}
         self._first_open = 0
-        self._in_order = tuple(self.steps.values())
+        self._in_order = list(self.steps.values())
 
     # ------------------------------------------------------------ writing
 
@@ -167,6 +191,7 @@ class Journal:
     ) -> Entry:
         target = STEP.move(fold.status, event, to)
         attempt = fold.attempt + 1 if event in (StepEvent.CLAIM, StepEvent.RECLAIM) else fold.attempt
+        data = self.declaring(fold, data)
         return self._add(
             Entry(self.seq + 1, type, actor, fold.step.key, fold.status, event, target, attempt or None, data, output)
         )
@@ -175,6 +200,20 @@ class Journal:
         self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None
     ) -> Entry:
         return self._add(Entry(self.seq + 1, type, actor, step, data=data))
+
+    def declare(self, step: Step, said: dict[str, Any] | None = None) -> StepFold:
+        """A flow asks for a step. `said` is what the journal does not know of it yet."""
+        fold = StepFold(step, undeclared=said)
+        self.steps[step.key] = fold
+        self._in_order.append(fold)
+        return fold
+
+    def declaring(self, fold: StepFold, data: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The data of an entry about the step: with what it is, if this is the first about it."""
+        if fold.undeclared is None:
+            return data
+        said, fold.undeclared = fold.undeclared, None
+        return {"declares": said, **(data or {})}
 
     def begin(self, fold: StepFold) -> None:
         """The step is taken up. Its entry is written with its end, or by itself if it takes long."""
@@ -201,13 +240,23 @@ class Journal:
     def apply(self, entry: Entry) -> None:
         self.seq = entry.seq
         if entry.to_state is None:
-            if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
-                self._edit(self.fold_of(entry.step), entry.data)
-            return
-        if entry.step is None:
+            self._apply_note(entry)
+        elif entry.step is None:
             self._apply_to_run(entry, RunState(entry.to_state))
         else:
-            self._apply_to_step(self.fold_of(entry.step), entry, StepState(entry.to_state))
+            self._apply_to_step(self._met(entry.step, entry), entry, StepState(entry.to_state))
+
+    def _apply_note(self, entry: Entry) -> None:
+        if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
+            self._edit(self.fold_of(entry.step), entry.data)
+        elif entry.type == EntryType.VALUE_RECORDED and entry.data:
+            self.values[entry.data["place"]] = (entry.data["kind"], entry.data["value"])
+
+    def _met(self, key: str, entry: Entry) -> StepFold:
+        """A flow's step is met first in the entry that declares it."""
+        if self.plan.flow is None or key in self.steps:
+            return self.fold_of(key)
+        return self.declare(declared_step(key, len(self.steps), (entry.data or {})["declares"]))
 
     def _edit(self, fold: StepFold, data: dict[str, Any]) -> None:
         fold.edited = data["fields"]
@@ -248,10 +297,10 @@ class Journal:
                 fold.next_run_at = _moment(data["next_run_at"])
             case StepEvent.RECLAIM:
                 fold.reclaims += 1
-            case StepEvent.PARK if "due_at" in data:
-                fold.due_at = _moment(data["due_at"])
             case StepEvent.PARK:
-                fold.awaits = data["awaits"]
+                fold.due_at = _moment(data["due_at"]) if "due_at" in data else None
+                fold.awaits = data.get("awaits")
+                fold.child_id = data.get("child")
             case StepEvent.OPEN | StepEvent.HOLD:
                 fold.approval_id = data["approval_id"]
                 fold.asked_digest = data.get("digest")
@@ -278,13 +327,16 @@ class Journal:
             fold.output = entry.output
             if fold.step.undoes is not None:
                 return
-            if fold.status == StepState.FAILED and self.failed is None:
+            if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
                 self.failed = fold
             # What another run did and this one only asked again is not this one's to undo.
             undo = fold.step.undo
             if undo is not None and fold.status == StepState.SUCCEEDED and "replayed_from" not in data:
                 self.undos[undo.key] = StepFold(undo)
             self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
+
+    def _is_fatal(self, fold: StepFold) -> bool:
+        return self.plan.flow is None or fold.reason in FATAL
 
     # ------------------------------------------------------------ reading
 
@@ -320,9 +372,14 @@ class Journal:
         return list(reversed(self.undos.values())) if self.is_undoing else []
 
     def result(self) -> str:
-        """A run's result is the output of the last step that has one."""
+        """A run's result is what its flow returned, or the output of the last step that has one."""
+        if self.plan.flow is not None:
+            return self.end.result if self.end else NO_OUTPUT
         outputs = (self.steps[step.key].output for step in reversed(self.plan.steps))
         return next((output for output in outputs if output is not None), NO_OUTPUT)
+
+    def has_children(self) -> bool:
+        return any(fold.child_id is not None for fold in self._in_order)
 
     def effects(self) -> int:
         """How many writes the run has made or is making."""

@@ -31,6 +31,7 @@ class Command(Term):
     TIME_OUT = "time_out", "The run's deadline passed."
     ARRIVE = "arrive", "The event from outside that a step waits for has come."
     MISS = "miss", "The event from outside that a step waits for did not come in time."
+    CHILD_ENDED = "child_ended", "A run that a step waits for came to its end."
     NOTE = "note", "Something to remember that changes nothing: a reminder, an escalation."
 
 
@@ -129,6 +130,23 @@ def _miss(journal: Journal, word: Word, in_flight: bool) -> None:
     journal.move_step(fold, StepEvent.FAIL, actor=word.actor, data=data)
 
 
+def _child_ended(journal: Journal, word: Word, in_flight: bool) -> None:
+    fold = journal.steps[word.step or ""]
+    child = word.data["child"]
+    if fold.status != StepState.WAITING_EXTERNAL or fold.child_id != child:
+        return
+    if word.data["status"] == RunState.SUCCEEDED:
+        output = word.data["output"] or NO_OUTPUT
+        journal.move_step(fold, StepEvent.ARRIVE, actor=word.actor, data={"child": child}, output=output)
+        return
+    cause = word.data["error"] or {}
+    why = cause.get("message") or word.data["reason"]
+    message = f"run {child} of {fold.step.workflow} is {word.data['status']}: {why}"
+    error = {"type": "ChildFailed", "message": message, "child": child, "reason": word.data["reason"]}
+    data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
+    journal.move_step(fold, StepEvent.FAIL, actor=word.actor, data=data)
+
+
 def _note(journal: Journal, word: Word, in_flight: bool) -> None:
     data = {k: v for k, v in word.data.items() if k != "type"}
     journal.note(EntryType(word.data["type"]), actor=word.actor, step=word.step, data=data)
@@ -139,7 +157,8 @@ _APPLY: dict[Command, Callable[[Journal, Word, bool], None]] = {
     Command.CANCEL: _cancel,
     Command.EDIT: _edit,
     Command.TIME_OUT: _time_out,
-    Command.NOTE: _note,
     Command.ARRIVE: _arrive,
     Command.MISS: _miss,
+    Command.CHILD_ENDED: _child_ended,
+    Command.NOTE: _note,
 }

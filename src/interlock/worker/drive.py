@@ -4,17 +4,23 @@ import asyncio
 import contextlib
 import random
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
 
+from interlock import tracing
+from interlock.definition.flow import declaration
+from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
-from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.children import Child
+from interlock.engine.outside import entry_of, journal_for, trace_end
 from interlock.engine.receipts import Intent, Prior, Seal
-from interlock.errors import LeaseLost, Unavailable
+from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
+from interlock.flows import Replay
 from interlock.governance.action import ProposedAction
 from interlock.governance.redact import metadata
 from interlock.ids import uuid7
@@ -52,6 +58,7 @@ from interlock.worker.executor import (
     Interrupted,
     Outcome,
     elapsed_ms,
+    encode_result,
     execute,
     finish,
     prepare,
@@ -69,9 +76,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_awaits", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
-        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_undoing", "_wake", "_worker", "_zero", "journal",
-        "lease", "row", "task",
+        "_actor", "_asks", "_awaits", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail",
+        "_orphaned", "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent", "_undoing",
+        "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -85,6 +92,7 @@ class Driver:
             RunState(row["status"]),
             row["workflow"],
             row["requested_by"],
+            row["parent_run_id"] is not None,
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -101,13 +109,19 @@ class Driver:
         self._awaits: list[Awaited] = []
         self._intents: list[Intent] = []
         self._seals: list[Seal] = []
+        self._children: list[Child] = []
+        # Of a run whose steps a Python function asks for, if this worker has it.
+        self._flow: Replay | None = None
         self._overdue = False
         self._begun = False
         self._orphaned = False
         self._undoing = False
         self._spent_before = 0.0
+        self._traceparent: str | None = None
 
     def now(self) -> datetime:
+        if (fixed := self._worker.database.clock()) is not None:
+            return max(fixed, self._zero)  # time stands still until somebody moves it
         return self._zero + timedelta(seconds=time.monotonic() - self._since)
 
     # ------------------------------------------------------------ the loop
@@ -135,6 +149,8 @@ class Driver:
             await self._hand_on(error)
         finally:
             self._end_trial()
+            if self._flow is not None:
+                self._flow.close()
 
     async def _hand_on(self, error: Exception) -> None:
         """Something that should not happen did. Once a step was begun the run ends with that, so nothing is repeated.
@@ -159,10 +175,13 @@ class Driver:
         plan = await self._worker.plan_of(self.row)
         self.lease.capped = plan.max_concurrency is not None
         self.journal = journal_for(self.row, plan)
+        given = self.journal.scope.trigger.get("traceparent")
+        self._traceparent = given if tracing.spans is None else tracing.run_traceparent(self.lease.run_id, given)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
             # if the run continues another one, or had a gate or a wait before its first step.
             self.journal.seq, self.journal.status = 2, RunState.RUNNING
+            self._take_up_flow()
             return
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
         self._refuse_to_act_for_another(entries)
@@ -172,6 +191,31 @@ class Driver:
         self._spent_before = self.journal.cost_usd()
         self._undoing = self.journal.is_undoing
         self._orphaned = _nobody_went_on(entries)
+        self._take_up_flow()
+
+    def _take_up_flow(self) -> None:
+        if self._flow is not None:
+            self._flow.close()  # of a journal that could not be written
+        plan = self.journal.plan
+        if plan.flow is None or (flow := self._worker.shop.tools.flows.find(plan.name, plan.flow)) is None:
+            return
+        self._flow = Replay(
+            flow, self.journal, tenant_id=self.lease.tenant_id, input=orjson.loads(self.row["input"] or "null"),
+            actor=self._actor, clock=self.now, declares=self._declaration, encode=self._encode_result,
+        )  # fmt: skip
+
+    def _declaration(self, step: Step) -> dict[str, Any]:
+        """Of a write the input is kept with it: whoever edits or undoes the action has no code to ask."""
+        tool = self._worker.shop.tools.find(step.tool or "")
+        keep = tool is not None and tool.writes
+        return declaration(step, hidden=tool.secret if tool else frozenset(), with_input=keep)
+
+    def _encode_result(self, result: Any) -> str:
+        return encode_result(result, self._worker.shop.max_output_bytes)
+
+    @property
+    def _lacks_flow(self) -> bool:
+        return self.journal.plan.flow is not None and self._flow is None
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
         """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
@@ -180,10 +224,16 @@ class Driver:
 
     def _advance(self) -> Next:
         """Questions to people and waits for events are kept until the entries that open them are saved."""
-        following = advance(self.journal, self.now())
-        self._asks += following.ask
-        self._awaits += following.await_
-        return following
+        flow = self._flow if self.journal.status != RunState.CANCELING else None
+        while True:
+            if flow is not None:
+                flow.resume()
+            following = advance(self.journal, self.now())
+            self._asks += following.ask
+            self._awaits += following.await_
+            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
+            if flow is None or not flow.has_news():
+                return following
 
     async def _stand_trial(self) -> None:
         """A step that lost a second worker is begun again, and counted, when no other such step is under way here.
@@ -214,12 +264,18 @@ class Driver:
         for a write when it stopped gave the run back in order, but what it cut off is just as uncertain.
         """
         lost = self._orphaned
+        if self._lacks_flow:
+            return
+        if self._flow is not None:
+            self._flow.resume()  # what a step was called with is known only when the flow has asked for it again
+            if self.journal.end is not None:
+                return
         if lost:
             await self._stand_trial()
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if not self._writes(fold):
+                if fold.step.kind is StepKind.TOOL and not self._writes(fold):
                     self.journal.begin(fold)
         for fold in list(self.journal.unsettled()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
@@ -265,6 +321,8 @@ class Driver:
             then = wind_up(self.journal, then.ending or Settle(RunEvent.STOPPED, self.journal.asked), actor=self._actor)
             if then is None:
                 return False
+        if self._lacks_flow and not isinstance(then, Settle):
+            return await self._await_flow()
         if then is not None:
             return await self._leave(then)
         if self._must_yield():
@@ -275,7 +333,7 @@ class Driver:
         calls = await self._ready(starting)
         if self.journal.unsaved:
             calls = await self._attempt(calls)
-        if self.journal.plan.is_sequence and len(calls) == 1:
+        if len(calls) == 1 and self._is_alone(calls[0]):
             await self._do_inline(calls[0])
         elif calls or self._tasks or self._finished:
             for call in calls:
@@ -288,6 +346,14 @@ class Driver:
         self._undoing = True
         await self._save(stops=True)
         self.lease.status = RunState.CANCELING
+        if self.journal.has_children():
+            self._worker.run_errands()
+
+    def _is_alone(self, call: Call) -> bool:
+        """Nothing else can move while it is done."""
+        if self._flow is None:
+            return self.journal.plan.is_sequence
+        return all(fold is call.fold for fold in self.journal.open_steps())
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """By itself, and not because its last step was interrupted."""
@@ -303,6 +369,9 @@ class Driver:
         """Resolve, and for a write: propose, judge, declare the intent. What does not get through is settled here."""
         calls = []
         for fold in folds:
+            if fold.step.kind is StepKind.FLOW:
+                await self._start_child(fold)
+                continue
             call = self._prepare(fold)
             if isinstance(call, Failed):
                 self._begin(fold)
@@ -314,9 +383,30 @@ class Driver:
                 calls.append(call)
         return calls
 
+    async def _start_child(self, fold: StepFold) -> None:
+        """The child is there with the entry that says that the step waits for it."""
+        step = fold.step
+        assert step.workflow is not None
+        try:
+            version, plan = await self._worker.plans.current(self.lease.tenant_id, step.workflow, step.version)
+        except (NotFound, Conflict) as error:
+            self._begin(fold)
+            self._fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
+            return
+        child = Child(
+            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout,
+            plan.max_concurrency is not None, self._traceparent,
+        )  # fmt: skip
+        data = {"child": str(child.id), "workflow": step.workflow, "version": version}
+        self.journal.move_step(fold, StepEvent.PARK, actor=self._actor, data=data)
+        self._children.append(child)
+
     def _prepare(self, fold: StepFold) -> Call | Failed:
         scope = self.journal.scope_of(fold)
-        return prepare(self._worker.shop, fold, scope, self.lease.run_id, self.lease.tenant_id)
+        call = prepare(self._worker.shop, fold, scope, self.lease.run_id, self.lease.tenant_id)
+        if self._traceparent is not None and isinstance(call, Call):
+            call.context._traceparent = self._traceparent
+        return call
 
     async def _passes(self, call: Call) -> bool:
         fold = call.fold
@@ -581,7 +671,7 @@ class Driver:
         since = self.now() - timedelta(seconds=time.perf_counter() - began)
         entry = Entry(
             self.journal.seq + 1, "step_transition", self._actor, fold.step.key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt, {"started_at": since},
+            StepState.RUNNING, fold.attempt, self.journal.declaring(fold, {"started_at": since}),
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
@@ -633,8 +723,11 @@ class Driver:
 
     def _take_beside(self, *, stops: bool = False) -> Beside:
         """What has to be committed with the entries that speak of it."""
-        beside = Beside(self._asks, self._intents, self._seals, self._awaits, stops)
-        self._asks, self._intents, self._seals, self._awaits = [], [], [], []
+        beside = Beside(
+            self._asks, self._intents, self._seals, self._awaits, stops, self._children,
+            stops_children=stops and self.journal.has_children(),
+        )  # fmt: skip
+        self._asks, self._intents, self._seals, self._awaits, self._children = [], [], [], [], []
         return beside
 
     async def _write(self, write: Write) -> Answer:
@@ -648,7 +741,14 @@ class Driver:
     async def _leave(self, then: Wait | Settle) -> bool:
         return await self.let_go(conclude(self.journal, then, actor=self._actor))
 
-    async def let_go(self, leave: Leave) -> bool:
+    async def _await_flow(self) -> bool:
+        """The version that the run began with is not here. It waits for a worker that has it, and says so."""
+        flow = self.journal.plan.awaited
+        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=flow)
+        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits_flow": flow})
+        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
+
+    async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
         if self._awaits:
             # While the run is still ours: what it is to wait for may have come already.
@@ -656,15 +756,22 @@ class Driver:
             if self._mail:
                 return False
         entries, beside = self.journal.take_unsaved(), self._take_beside()
+        kept_back = beside
+        if leave.reason is not None and self.journal.has_children():
+            beside = replace(beside, stops_children=True)
+        if undeployed is not None:
+            beside = replace(beside, undeployed=undeployed)
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
         answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
         if answer.kept:
             self._log_end(leave)
+            if beside.stops_children or (self.lease.has_parent and leave.reason is not None):
+                self._worker.run_errands()
             return True
         if entries:
-            await self._write(Write(self.lease, entries, beside=beside))
+            await self._write(Write(self.lease, entries, beside=kept_back))
         self._mail = True
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
@@ -679,6 +786,7 @@ class Driver:
             "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
             duration_ms=round(seconds * 1000),
         )  # fmt: skip
+        trace_end(self.row, self.now(), leave.status, leave.reason)
 
     def _must_yield(self) -> bool:
         if self._tasks or self._finished or self._worker.on_trial is self:

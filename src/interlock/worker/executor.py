@@ -21,6 +21,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from interlock import tracing
 from interlock.definition.expression import Scope
 from interlock.engine.keyfiles import Salts
 from interlock.engine.secrets import Secrets
@@ -156,8 +157,21 @@ def find(tools: Registry, name: str) -> Tool:
 
 
 async def execute(shop: Workshop, call: Call) -> Outcome:
-    outcome = await attempt(shop, call)
+    outcome = await attempt(shop, call) if tracing.spans is None else await traced_attempt(tracing.spans, shop, call)
     call.context.scrub_costs()
+    return outcome
+
+
+async def traced_attempt(spans: tracing.Spans, shop: Workshop, call: Call) -> Outcome:
+    context = call.context
+    about = {
+        "interlock.run_id": str(context.run_id), "interlock.step": context.step, "interlock.attempt": context.attempt,
+    }  # fmt: skip
+    with spans.span(f"step {context.step}", about, parent=context._traceparent) as span:
+        outcome = await attempt(shop, call)
+        span.set_attribute("interlock.outcome", type(outcome).__name__.lower())
+        # As it is kept in the journal: without secrets.
+        tracing.fail(span, str(outcome.error.get("message")) if isinstance(outcome, Failed) else None)
     return outcome
 
 
@@ -190,6 +204,13 @@ async def perform(shop: Workshop, call: Call) -> Any:
 
 
 async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+    if tracing.spans is None:
+        return await call_tool(shop, call, arguments)
+    with tracing.spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}):
+        return await call_tool(shop, call, arguments)
+
+
+async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
     tool, context, timeout = call.tool, call.context, call.timeout
     args = (context,) if tool.wants_context else ()
     if timeout is None:
@@ -272,7 +293,15 @@ def keep(shop: Workshop, call: Call, result: Any) -> str:
 
 
 def encode_output(result: Any, limit: int, tool: Tool, veil: Veil) -> str:
-    encoded = tool.kept(result, veil) if tool.result is not None else _as_json(result, veil)
+    return _fitting(tool.kept(result, veil) if tool.result is not None else _as_json(result, veil), limit)
+
+
+def encode_result(result: Any, limit: int) -> str:
+    """What a flow returned, as it is kept."""
+    return _fitting(_as_json(result, Veil()), limit)
+
+
+def _fitting(encoded: bytes, limit: int) -> str:
     if len(encoded) > limit:
         raise Terminal(
             f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"

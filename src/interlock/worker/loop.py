@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import inbox, leases
+from interlock.engine import children, inbox, leases
 from interlock.engine.keyfiles import Salts
 from interlock.engine.policies import Policies
 from interlock.engine.secrets import Secrets
@@ -44,7 +44,7 @@ class Worker:
         self.database = database
         self.settings = settings
         self.capacity = capacity or settings.concurrency
-        self.plans = Plans(database)
+        self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
         self.gate = Gate(database, self.policies)
         threads = ThreadPoolExecutor(self.capacity, "step")
@@ -61,6 +61,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._suspicious = asyncio.Event()
+        self._errands = asyncio.Event()
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------ life
@@ -93,6 +94,7 @@ class Worker:
                 "claim": self._claim_forever(),
                 "beat": self._beat_forever(),
                 "tick": self._tick_forever(),
+                "errands": self._run_errands_forever(),
             }.items()
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -151,6 +153,35 @@ class Worker:
         for driver in list(self.drivers.values()):
             if driver.task is not None:
                 driver.task.cancel()
+
+    # ------------------------------------------------------------ by hand
+
+    @contextlib.asynccontextmanager
+    async def by_hand(self) -> AsyncIterator[None]:
+        """Alive, and claiming only when `work_off` says so; for whoever wants nothing to happen by itself."""
+        self.me = await self._register()
+        self.flusher = Flusher(self.database, self.me)
+        flushing = asyncio.create_task(self.flusher.run())
+        try:
+            yield
+        finally:
+            self.abandoning = True
+            self._cancel_drivers()
+            flushing.cancel()
+            await asyncio.gather(flushing, return_exceptions=True)
+            self.shop.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def work_off(self) -> int:
+        """Do all that can be claimed, and say how many runs that were."""
+        worked = 0
+        async with self.database.connection() as connection:
+            while (claim := await leases.claim(Tx(connection), self.database.clock(), self.me, self.capacity)).runs:
+                self._take_up(claim.runs)
+                await self.idle()
+                worked += len(claim.runs)
+            if stuck := await leases.leases_of(Tx(connection), self.database.clock(), self.me):
+                raise RuntimeError(f"run {stuck[0]['id']} could not be driven; the log says why")
+        return worked
 
     # ------------------------------------------------------------ claiming
 
@@ -234,6 +265,10 @@ class Worker:
         if rows:
             self._idle.clear()
 
+    async def idle(self) -> None:
+        """Wait until this worker holds no run."""
+        await self._idle.wait()
+
     def _let_out(self, driver: Driver, task: "asyncio.Task[None]") -> None:
         if self.drivers.get(driver.lease.run_id) is driver:
             del self.drivers[driver.lease.run_id]
@@ -283,6 +318,9 @@ class Worker:
     async def _check(self) -> None:
         """The slow poll beneath the notifications: mail, and whether others wait for our slots."""
         with contextlib.suppress(Unavailable):
+            if flows := self.shop.tools.flows.all():
+                awaited = [flow.plan.awaited for flow in flows]
+                await children.wake_awaiting(self.database, awaited, self.me.actor)
             full = len(self.drivers) >= self.capacity
             self.crowded = full and await self.database.value("work_is_waiting")
             if self.drivers:
@@ -301,6 +339,17 @@ class Worker:
         for run_id in await inbox.runs_with_mail(self.database, self.me):
             if driver := self.drivers.get(run_id):
                 driver.nudge()
+
+    def run_errands(self) -> None:
+        """Parents and children need not wait for the next sweep."""
+        self._errands.set()
+
+    async def _run_errands_forever(self) -> None:
+        while True:
+            await self._errands.wait()
+            self._errands.clear()
+            with contextlib.suppress(Unavailable):
+                await children.deliver(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

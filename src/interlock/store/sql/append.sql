@@ -91,8 +91,12 @@ WITH me AS MATERIALIZED (
 SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
 
 -- name: keep_awake
--- Before an append that frees places in a workflow with a cap: as in wake_lane, before the lanes' rows.
+-- Before an append that frees places in a workflow with a cap, or starts runs: as in wake_lane, before the lanes' rows.
 SELECT pg_advisory_xact_lock_shared(hashtextextended(t::text, 42)) FROM unnest($1::uuid[]) AS t;
+
+-- name: lock_lanes
+-- Before an append that starts runs: the lanes that they take places in with those of the runs that leave, in order.
+SELECT tenant_id FROM lane WHERE tenant_id = ANY($1::uuid[]) ORDER BY tenant_id FOR NO KEY UPDATE;
 
 -- name: drain_inbox
 -- In the transaction of the append that carries what the words caused; only for runs that are still this worker's.

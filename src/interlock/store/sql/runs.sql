@@ -142,6 +142,7 @@ SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
    AND ($5::uuid IS NULL OR session_id = $5)
    AND ($6::uuid IS NULL OR job_id = $6)
    AND ($8::text IS NULL OR workspace_id = $8)
+   AND ($9::uuid IS NULL OR parent_run_id = $9)
  ORDER BY run.id DESC
  LIMIT $7;
 

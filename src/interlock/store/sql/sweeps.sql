@@ -12,6 +12,7 @@ WITH due AS MATERIALIZED (
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
+         awaits_flow = NULL,
          status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
