@@ -191,9 +191,7 @@ class Worker:
         while not self.draining:
             try:
                 if connection is None or connection.is_closed():
-                    # A claim that a crash of the server forgets was never made: its token is refused, and whatever
-                    # was written under it would have made it durable too.
-                    connection = await asyncpg.connect(**connection_options(self.database, durable=False))
+                    connection = await asyncpg.connect(**connection_options(self.database))
                 while not self.draining:
                     if unsure or self._forgot:
                         self._forgot = False
