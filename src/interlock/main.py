@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import uvicorn
 from rich.console import Console
 
-from interlock import tracing
+from interlock import console, tracing
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.engine import audit, tenants, vault
@@ -148,7 +148,7 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
     async with opened(settings, url) as database, serving(settings, database) as address:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         (settings.data_dir / "url").write_text(address)
-        print(f"Interlock is at {address}, its API reference at {address}/api/docs", flush=True)
+        print(f"Interlock is at {address} (console), its API reference at {address}/api/docs", flush=True)
         crews = [asyncio.create_task(_keep_worker(settings, url, concurrency, stop)) for _ in range(workers)]
         await stop.wait()
         (settings.data_dir / "url").unlink(missing_ok=True)
@@ -168,6 +168,7 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     follower = Follower(database, {KEYS: principals.forget, POLICY: policies.forget})
     notary = await _notary(settings, database)
     app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
+    console.mount(app)
     listening = _listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)

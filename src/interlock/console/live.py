@@ -1,0 +1,141 @@
+"""Live pages: one stream that says when to look again. What there is to see is asked for as by anybody else.
+
+A page of one run hears of it from the journal's notifications. Lists look once a second at a few rows that tell whether
+anything changed, and all who watch the same list share that look.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+
+from interlock.api.services import Services
+from interlock.console.page import Visit, Visitor, uuid_of
+from interlock.engine import runs
+from interlock.errors import NotFound, Unavailable
+from interlock.governance.roles import Permission
+from interlock.lifecycle import RUN
+from interlock.waiting import either
+
+router = APIRouter()
+
+_LOOK_SECONDS = 1.0
+_COMMENT_SECONDS = 15.0
+# A run's appends announce themselves for so long after somebody said that they follow it.
+_WATCH_SECONDS = 90.0
+
+Look = Callable[[Services, Visitor], Awaitable[Any]]
+
+
+async def _inbox(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_inbox", visit.who.tenant_id)
+
+
+async def _runs(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_runs", visit.who.tenant_id, sorted(RUN.open))
+
+
+LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs}
+
+
+@router.get("/live/{topic}")
+async def follow_list(topic: str, request: Request, visit: Visit) -> Response:
+    visit.who.require(Permission.READ)
+    if topic not in LISTS:
+        raise NotFound(f"nothing is told about {topic}")
+    return _stream(_changes(topic, visit))
+
+
+@router.get("/live/run/{run_id}")
+async def follow_run(run_id: str, request: Request, visit: Visit) -> Response:
+    visit.who.require(Permission.READ)
+    row = await runs.get(visit.services.database, visit.who, uuid_of(run_id, "run"))
+    return _stream(_steps(visit.services, row["id"], request.headers.get("last-event-id")))
+
+
+def _stream(changes: AsyncIterator[bytes]) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(changes, media_type="text/event-stream", headers=headers)
+
+
+async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
+    clock = asyncio.get_running_loop().time
+    seen, watched, spoke = last, float("-inf"), clock()
+    yield b"retry: 1000\n\n"
+    with found.follower.watching(run_id) as news:
+        while not found.follower.closing.is_set():
+            if clock() - watched > _WATCH_SECONDS / 3:
+                await found.database.fetch("watch_run", found.database.clock(), run_id, _WATCH_SECONDS)
+                watched = clock()
+            news.clear()
+            now = await found.database.row("pulse_of_run", run_id)
+            if now is None:
+                return
+            pulse = f"{now['seq']}.{now['asked']}"
+            if pulse != seen:
+                yield b"id: %s\nevent: changed\ndata: {}\n\n" % pulse.encode()
+                seen, spoke = pulse, clock()
+            elif clock() - spoke > _COMMENT_SECONDS:
+                yield b": still here\n\n"
+                spoke = clock()
+            await either(news, 2.0)
+            # Many steps in a moment are one look.
+            await asyncio.sleep(0.1)
+
+
+async def _changes(topic: str, visit: Visitor) -> AsyncIterator[bytes]:
+    found = visit.services
+    pulse = _Pulse.of(topic, visit)
+    clock = asyncio.get_running_loop().time
+    seen, spoke = pulse.beat, clock()
+    yield b"retry: 1000\nevent: changed\ndata: {}\n\n"
+    while not found.follower.closing.is_set():
+        await pulse.next(seen)
+        if pulse.beat != seen:
+            seen, spoke = pulse.beat, clock()
+            yield b"event: changed\ndata: {}\n\n"
+        elif clock() - spoke > _COMMENT_SECONDS:
+            spoke = clock()
+            yield b": still here\n\n"
+
+
+class _Pulse:
+    """Looks once a second for as long as somebody holds on to it."""
+
+    _all: ClassVar[WeakValueDictionary[tuple[int, str, UUID], "_Pulse"]] = WeakValueDictionary()
+
+    def __init__(self, topic: str, visit: Visitor) -> None:
+        self.beat = 0
+        self._look, self._visit = LISTS[topic], visit
+        self._seen: Any = None
+        self._lock = asyncio.Lock()
+        self._looked = float("-inf")
+
+    @classmethod
+    def of(cls, topic: str, visit: Visitor) -> "_Pulse":
+        key = (id(visit.services), topic, visit.who.tenant_id)
+        found = cls._all.get(key)
+        if found is None:
+            found = cls._all[key] = cls(topic, visit)
+        return found
+
+    async def next(self, seen: int) -> None:
+        """Until it beats or a look found nothing. Whoever comes first looks; the others have it from them."""
+        closing = self._visit.services.follower.closing
+        async with self._lock:
+            if self.beat != seen:
+                return
+            clock = asyncio.get_running_loop().time
+            await either(closing, max(0.0, self._looked + _LOOK_SECONDS - clock()))
+            self._looked = clock()
+            try:
+                now = await self._look(self._visit.services, self._visit)
+            except Unavailable:
+                return
+            if now != self._seen:
+                self._seen = now
+                self.beat += 1

@@ -1,0 +1,63 @@
+"""Signing in with an API key, and out again. The key itself is kept nowhere."""
+
+from urllib.parse import quote, urlsplit
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from interlock.api.services import Svc
+from interlock.console.page import COOKIE, Said, Visit, form_of, plain
+from interlock.engine import signins
+from interlock.errors import Unauthorized
+
+router = APIRouter()
+
+
+@router.get("/signin")
+async def show(request: Request) -> Response:
+    return await plain(request, "signin.html", error=None, next=_ours(request.query_params.get("next")))
+
+
+@router.post("/signin")
+async def sign_in(request: Request, found: Svc) -> Response:
+    # A form on another site must not be able to sign somebody in as somebody else.
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return RedirectResponse("/signin", 303)
+    form = await form_of(request)
+    wanted = _ours(form.get("next"))
+    try:
+        token = await signins.begin(found.database, form.get("key", "").strip())
+    except Unauthorized as error:
+        return await plain(request, "signin.html", status=401, error=error.detail, next=wanted)
+    response = RedirectResponse(wanted, 303)
+    response.set_cookie(
+        COOKIE, token, max_age=signins.SECONDS, httponly=True, samesite="lax", secure=request.url.scheme == "https"
+    )
+    return response
+
+
+@router.post("/signout")
+async def sign_out(request: Request, visit: Visit, _: Said) -> Response:
+    await signins.end(visit.services.database, request.cookies[COOKIE])
+    response = RedirectResponse("/signin", 303)
+    response.delete_cookie(COOKIE)
+    return response
+
+
+def ask(wanted: str | None) -> Response:
+    return RedirectResponse("/signin" + (f"?next={quote(wanted)}" if wanted and wanted != "/" else ""), 303)
+
+
+def _ours(path: str | None) -> str:
+    """A way within this site, and nowhere else."""
+    if not path or not path.startswith("/") or path.startswith(("//", "/\\")):
+        return "/"
+    return path
+
+
+def way_back(request: Request) -> str | None:
+    """The page that a form stood on, if it was one of ours."""
+    parts = urlsplit(request.headers.get("referer", ""))
+    if parts.netloc != request.url.netloc or not parts.path.startswith("/"):
+        return None
+    return parts.path + (f"?{parts.query}" if parts.query else "")

@@ -1,0 +1,59 @@
+"""The site: which pages there are, and what they look like when something is wrong."""
+
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+from fastapi.routing import APIRoute
+from starlette.staticfiles import StaticFiles
+
+from interlock.console import approvals, live, runs, signin
+from interlock.console.page import SignedOut, flash, menu, plain
+from interlock.errors import Problem
+
+_STATIC = Path(__file__).parent / "static"
+
+PAGES = (signin, approvals, runs, live)
+
+
+def mount(app: FastAPI) -> None:
+    menu.update(route.path for module in PAGES for route in module.router.routes if isinstance(route, APIRoute))
+    for module in PAGES:
+        app.include_router(module.router, include_in_schema=False)
+    app.mount("/static", _Static(directory=_STATIC), name="static")
+    api_says = app.exception_handlers[Problem]
+
+    async def says(request: Request, error: Exception) -> Response:
+        """The API answers programs; a person gets a page, or goes back to the one where they pressed the button."""
+        assert isinstance(error, Problem)
+        if request.url.path.startswith(("/api/", "/metrics", "/healthz", "/readyz")):
+            answer: Response = await api_says(request, error)  # type: ignore[misc]
+            return answer
+        if request.method == "POST" and (back := signin.way_back(request)) is not None:
+            return flash(RedirectResponse(back, 303), error.detail or error.title, bad=True)
+        return await plain(request, "problem.html", status=error.status, problem=error)
+
+    async def signed_out(request: Request, _: Exception) -> Response:
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return signin.ask(wanted if request.method == "GET" else None)
+
+    app.add_exception_handler(Problem, says)
+    app.add_exception_handler(SignedOut, signed_out)
+    app.add_api_route("/", home, include_in_schema=False)
+    app.add_api_route("/favicon.ico", favicon, include_in_schema=False)
+
+
+async def home() -> Response:
+    return RedirectResponse("/inbox", 303)
+
+
+async def favicon() -> Response:
+    return RedirectResponse("/static/mark.svg", 301)
+
+
+class _Static(StaticFiles):
+    def file_response(self, *args: object, **kwargs: object) -> Response:
+        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
+        response.headers["Cache-Control"] = "max-age=3600"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response

@@ -1,0 +1,125 @@
+"""The timeline of a run: what each step did when, as bars on one axis. Pure: entries in, places out.
+
+Time in which something ran and time in which everything waited are drawn to different scales when waiting would leave
+nothing to see: a person's hour next to a tool's second.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from interlock.lifecycle import STEP, StepState
+
+WIDTH = 1000
+# Of the width, when what runs would get less than this share of it.
+_BUSY_SHARE = 0.6
+
+_KIND = {
+    StepState.RUNNING: "running", StepState.WAITING_APPROVAL: "approval", StepState.WAITING_EXTERNAL: "waiting",
+    StepState.PENDING: "retry",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Bar:
+    """A stretch of time in which a step did one thing."""
+
+    kind: str
+    start: datetime
+    end: datetime
+    says: str = ""
+    x: float = 0.0
+    width: float = 0.0
+
+
+@dataclass(slots=True)
+class Line:
+    key: str
+    bars: list[Bar] = field(default_factory=list)
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    lines: list[Line]
+    # Five moments at equal distances, as time since the run began.
+    ticks: list[float]
+    bent: bool
+
+
+def draw(keys: Iterable[str], entries: Iterable[Any], began: datetime, now: datetime) -> Timeline:
+    lines = {key: Line(key) for key in keys}
+    since: dict[str, tuple[StepState, datetime]] = {}
+    for entry in entries:
+        if entry.step is not None and entry.to_state is not None and entry.at is not None:
+            line = lines.setdefault(entry.step, Line(entry.step))
+            _follow(line, entry, since)
+    for key, (state, at) in since.items():
+        if state not in STEP.terminal and state in _KIND and not (state == StepState.PENDING and not lines[key].bars):
+            lines[key].bars.append(Bar(_KIND[state], at, max(now, at), _says(state, None)))
+    shown = [line for line in lines.values() if line.bars]
+    return _place(shown, began, max([now, *(bar.end for line in shown for bar in line.bars)]))
+
+
+def _follow(line: Line, entry: Any, since: dict[str, tuple[StepState, datetime]]) -> None:
+    data, was, at = entry.data or {}, since.get(line.key), entry.at
+    ran = timedelta(milliseconds=data.get("duration_ms") or 0)
+    state = StepState(entry.to_state)
+    line.attempts = max(line.attempts, entry.attempt or 0)
+    if entry.from_state == StepState.RUNNING:
+        # Of a short attempt only its end is in the journal.
+        seen = was is not None and was[0] == StepState.RUNNING
+        start = was[1] if was is not None and seen else at - ran
+        if was is not None and not seen and was[0] in _KIND and line.bars:
+            line.bars.append(Bar(_KIND[was[0]], was[1], max(was[1], start), _says(was[0], None)))
+        failed = state == StepState.FAILED or entry.event == "retry"
+        line.bars.append(Bar("failed" if failed else "running", start, at, _says(StepState.RUNNING, entry.attempt)))
+    elif was is not None and was[0] in _KIND and (was[0] != StepState.PENDING or line.bars):
+        line.bars.append(Bar(_KIND[was[0]], was[1], at, _says(was[0], None)))
+    started = data.get("started_at")
+    begun = datetime.fromisoformat(started) if state == StepState.RUNNING and isinstance(started, str) else at
+    since[line.key] = (state, begun)
+
+
+def _says(state: StepState, attempt: int | None) -> str:
+    said = {
+        StepState.RUNNING: "ran", StepState.WAITING_APPROVAL: "waited for people",
+        StepState.WAITING_EXTERNAL: "waited", StepState.PENDING: "waited for its next attempt",
+    }.get(state, str(state))  # fmt: skip
+    return f"{said}, attempt {attempt}" if attempt and attempt > 1 else said
+
+
+def _place(lines: list[Line], began: datetime, ended: datetime) -> Timeline:
+    """Give every bar its place on the axis."""
+    moments = sorted({began, ended, *(m for line in lines for bar in line.bars for m in (bar.start, bar.end))})
+    busy = [(bar.start, bar.end) for line in lines for bar in line.bars if bar.kind in ("running", "failed")]
+    pieces = [
+        (left, right, any(start <= left and right <= end for start, end in busy)) for left, right in pairwise(moments)
+    ]
+    total = max((ended - began).total_seconds(), 0.001)
+    at_work = sum((right - left).total_seconds() for left, right, works in pieces if works)
+    bent = 0 < at_work < total * _BUSY_SHARE
+    share = {True: _BUSY_SHARE / at_work, False: (1 - _BUSY_SHARE) / (total - at_work)} if bent else {}
+    places, times = [0.0], [0.0]
+    for left, right, works in pieces:
+        length = (right - left).total_seconds()
+        places.append(places[-1] + length * (share[works] if bent else 1 / total) * WIDTH)
+        times.append(times[-1] + length)
+    at = dict(zip(moments, places, strict=True))
+    for line in lines:
+        for bar in line.bars:
+            bar.x = round(min(at[bar.start], WIDTH - 4), 1)
+            # What took no time at all is still to be seen.
+            bar.width = round(max(at[bar.end] - at[bar.start], 4.0), 1)
+    return Timeline(lines, [_time_at(WIDTH * quarter / 4, places, times) for quarter in range(5)], bent)
+
+
+def _time_at(x: float, places: list[float], times: list[float]) -> float:
+    for index in range(1, len(places)):
+        if places[index] >= x - 1e-9:
+            width = places[index] - places[index - 1]
+            part = (x - places[index - 1]) / width if width else 1.0
+            return times[index - 1] + part * (times[index] - times[index - 1])
+    return times[-1]

@@ -1,0 +1,27 @@
+-- The console: who is signed in, and what a chart of the last hours is drawn from.
+
+CREATE TABLE signin (
+  digest      bytea PRIMARY KEY CHECK (length(digest) = 32),
+  key_id      uuid NOT NULL REFERENCES api_key (id) ON DELETE CASCADE,
+  created_at  timestamptz NOT NULL,
+  expires_at  timestamptz NOT NULL CHECK (expires_at > created_at)
+);
+
+CREATE INDEX signin_expiry ON signin (expires_at);
+
+-- How many runs ended in a minute, by how they ended and how long they took: bucket n holds those of 2^(n-1) to 2^n ms.
+-- The sealer meets every ended run exactly once, off the hot path, and adds it here in the same transaction.
+CREATE TABLE ended_minute (
+  tenant_id  uuid NOT NULL,
+  minute     timestamptz NOT NULL,
+  workspace  text NOT NULL DEFAULT '',
+  status     text NOT NULL,
+  bucket     int NOT NULL CHECK (bucket BETWEEN 0 AND 40),
+  runs       bigint NOT NULL CHECK (runs > 0),
+  PRIMARY KEY (tenant_id, minute, workspace, status, bucket)
+);
+
+CREATE INDEX ended_minute_age ON ended_minute (minute);
+
+-- Runs of one workflow, newest first, among a million of others.
+CREATE INDEX run_by_workflow ON run (tenant_id, workflow, id);
