@@ -15,14 +15,13 @@ function morph(now, next) {
     now.nodeValue = next.nodeValue;
     return;
   }
-  const mine = ["open", "value"]; // what a person opened or typed is theirs
+  const mine = ["open", "value", "data-selected"]; // what a person opened, typed or chose is theirs
   for (const { name, value } of [...next.attributes]) {
     if (now.getAttribute(name) !== value && !mine.includes(name)) now.setAttribute(name, value);
   }
   for (const { name } of [...now.attributes]) {
-    if (!next.hasAttribute(name) && name !== "open") now.removeAttribute(name);
+    if (!next.hasAttribute(name) && !mine.includes(name)) now.removeAttribute(name);
   }
-  if (now.classList.contains("selected")) now.classList.remove("selected");
   if (now.matches("textarea")) return;
   morphChildren(now, next);
 }
@@ -68,12 +67,10 @@ async function look() {
     }
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const selected = document.querySelector("[data-row].selected")?.id;
     for (const part of document.querySelectorAll("[data-part]")) {
       const next = page.getElementById(part.id);
       if (next) morph(part, next);
     }
-    if (selected) document.getElementById(selected)?.classList.add("selected");
     document.title = page.title;
     const live = page.body.dataset.live;
     if (!live) stream?.close();
@@ -119,15 +116,15 @@ setInterval(tick, 5000);
 // ---------------------------------------------------------------- keys
 
 const rows = () => [...document.querySelectorAll("[data-row]")];
-const selected = () => document.querySelector("[data-row].selected");
+const selected = () => document.querySelector("[data-selected]");
 
 function select(step) {
   const all = rows();
   if (!all.length) return;
   const at = all.indexOf(selected());
   const next = all[Math.max(0, Math.min(all.length - 1, at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step))];
-  all[at]?.classList.remove("selected");
-  next.classList.add("selected");
+  all[at]?.removeAttribute("data-selected");
+  next.setAttribute("data-selected", "");
   next.scrollIntoView({ block: "nearest" });
 }
 

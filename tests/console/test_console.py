@@ -1,0 +1,242 @@
+"""The console in a real browser: people sign in, decide, watch and find, and see only what is theirs."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from interlock.wire import Role
+from tests.console.chromium import AXE
+from tests.console.conftest import Site
+from tests.console.shop import REFUND, SCRIPT, open_shop
+
+WATCHED = """
+name: watched
+steps:
+  - {id: first, tool: shop.wait}
+  - {id: second, tool: shop.lookup, input: {charge: "${input.charge}"}}
+"""
+
+
+async def held(site: Site, *charges: str) -> list[Any]:
+    """Refunds that wait for somebody."""
+    asker = await site.rig.person("asker", Role.OPERATOR)
+    await site.rig.apply(REFUND)
+    given = [{"charge": charge, "amount": 120, "note": SCRIPT} for charge in charges]
+    ids = [await site.rig.start("refund", each, asker) for each in given]
+    for run_id in ids:
+        await site.rig.until(run_id, "waiting_approval")
+    return ids
+
+
+async def test_signing_in_and_out(site: Site) -> None:
+    page = await site.browsers.page()
+    await page.goto(f"{site.address}/runs?status=failed")
+    await page.get_by_label("API key").fill("il_nobody_has_this_key_1234567890")
+    await page.get_by_role("button", name="Sign in").click()
+    assert "not known" in await page.get_by_role("alert").inner_text()
+    await page.get_by_label("API key").fill(site.rig.admin_key)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url("**/runs?status=failed")
+    [cookie] = [c for c in await page.context.cookies() if c["name"] == "interlock_session"]
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Lax" and site.rig.admin_key not in str(cookie)
+    await page.get_by_role("button", name="Sign out").click()
+    await page.wait_for_url("**/signin")
+    await page.context.add_cookies([cookie])
+    await page.goto(f"{site.address}/inbox")
+    assert "/signin" in page.url, "the sign-in ended on the server, not only in this browser"
+
+
+async def test_a_card_that_one_approves_vanishes_for_the_other(site: Site) -> None:
+    done = open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id, _] = await held(site, "ch_1", "ch_2")
+        first, second = await site.visit(), await site.visit(key=await site.rig.key("boss", Role.APPROVER))
+        await second.get_by_text("ch_1").wait_for()
+        await first.locator(".card", has_text="ch_1").get_by_role("button", name="Approve").click()
+        await first.get_by_role("status").wait_for()
+        await second.locator(".card", has_text="ch_1").wait_for(state="detached")
+        assert await second.locator(".card", has_text="ch_2").count() == 1
+        await site.rig.until(run_id, "succeeded")
+    assert done["refunds"] == [("ch_1", 120)]
+
+
+async def test_rejecting_with_a_reason(site: Site) -> None:
+    open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        page = await site.visit()
+        card = page.locator(".card", has_text="ch_1")
+        await card.get_by_label("Reason").fill("not this week")
+        await card.get_by_role("button", name="Reject").click()
+        await page.get_by_role("status").wait_for()
+        await site.rig.until(run_id, "failed")
+    await page.goto(f"{site.address}/runs/{run_id}")
+    assert "rejected" in await page.locator(".head").inner_text()
+
+
+async def test_an_edited_action_is_shown_as_a_difference(site: Site) -> None:
+    done = open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        page = await site.visit()
+        await page.get_by_text("Edit before allowing").click()
+        await page.get_by_label("Fields to change").fill("{amount: 5}")
+        await page.get_by_role("button", name="Approve").click()
+        assert "not JSON" in await page.get_by_role("alert").inner_text()
+        await page.get_by_text("Edit before allowing").click()
+        await page.get_by_label("Fields to change").fill('{"amount": 5}')
+        await page.get_by_role("button", name="Approve").click()
+        assert "another person" in await page.get_by_role("status").inner_text()
+        assert await page.locator(".diff .del").inner_text() == "−\tamount\t120"
+        assert "cannot decide" in await page.locator(".card").inner_text(), "who edited it may not allow it"
+        other = await site.visit(key=await site.rig.key("boss", Role.APPROVER))
+        await other.get_by_role("button", name="Approve").click()
+        await other.get_by_role("status").wait_for()
+        await site.rig.until(run_id, "succeeded")
+    assert done["refunds"] == [("ch_1", 5)]
+
+
+async def test_a_live_run_is_followed_to_its_end(site: Site) -> None:
+    done = open_shop(site.rig)
+    await site.rig.apply(WATCHED)
+    async with site.rig.worker():
+        run_id = await site.rig.start("watched", {"charge": "ch_1"})
+        page = await site.visit(f"/runs/{run_id}")
+        await page.locator("#step-first .state.busy").wait_for()
+        await page.locator("#step-second summary").click()
+        done["go"].set()
+        await page.locator(".head .state.good").wait_for()
+    assert await page.locator("#step-second").get_attribute("open") is not None, "what a person opened stays open"
+    assert "Output" in await page.locator("#step-second").inner_text()
+    assert await page.locator(".timeline rect").count() == 2
+    assert await page.locator("body").get_attribute("data-live") is not None
+
+
+async def test_keys_are_enough(site: Site) -> None:
+    done = open_shop(site.rig)
+    async with site.rig.worker():
+        [first, second] = await held(site, "ch_1", "ch_2")
+        page = await site.visit()
+        press = page.keyboard.press
+        await press("?")
+        await page.get_by_role("dialog").wait_for()
+        await press("Escape")
+        await press("j")
+        await press("j")
+        assert "ch_2" in await page.locator(".card[data-selected]").inner_text()
+        await press("k")
+        await press("a")
+        await page.get_by_role("status").wait_for()
+        await site.rig.until(first, "succeeded")
+        await press("j")
+        await press("r")
+        await page.keyboard.type("no more today")
+        await press("Enter")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await site.rig.until(second, "failed")
+        await press("g")
+        await press("r")
+        await page.wait_for_url("**/runs")
+        await press("j")
+        await press("Enter")
+        await page.wait_for_url(f"**/runs/{second}")
+    assert done["refunds"] == [("ch_1", 120)]
+
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+async def test_a_phone_is_enough(site: Site) -> None:
+    done = open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        page = await site.visit(**PHONE)
+        for path in ("/runs", f"/runs/{run_id}", "/inbox"):
+            await page.goto(site.address + path)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 360, f"{path} is wider than the phone"
+        button = page.get_by_role("button", name="Approve")
+        box = await button.bounding_box()
+        assert box is not None and box["height"] >= 44, "a thumb needs room"
+        await button.tap()
+        await page.get_by_role("status").wait_for()
+        await site.rig.until(run_id, "succeeded")
+    assert done["refunds"] == [("ch_1", 120)]
+
+
+async def test_a_viewer_cannot_act(site: Site) -> None:
+    done = open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        page = await site.visit(key=await site.rig.key("guest", Role.VIEWER))
+        assert "viewer" in await page.locator(".card .barred").inner_text()
+        assert await page.get_by_role("button", name="Approve").count() == 0
+        await page.goto(f"{site.address}/runs/{run_id}")
+        assert await page.get_by_role("button", name="Cancel run").count() == 0
+        csrf = await page.locator(".me [name=csrf]").get_attribute("value")
+        for path in (f"/runs/{run_id}/cancel", f"/runs/{run_id}/retry"):
+            answer = await page.request.post(site.address + path, form={"csrf": csrf}, max_redirects=0)
+            assert answer.status == 403, path
+    assert done["refunds"] == []
+
+
+async def test_another_tenant_sees_nothing(site: Site) -> None:
+    open_shop(site.rig)
+    other = await site.rig.tenant("other")
+    key = await site.rig.key("stranger", Role.ADMIN, other.tenant_id)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        page = await site.visit(key=key)
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await page.goto(f"{site.address}/runs")
+        await page.get_by_text("No runs yet").wait_for()
+        [asked] = await site.rig.database.fetch("list_approvals", site.rig.admin.tenant_id, None, None, run_id, 5, None)
+        for path in (f"/runs/{run_id}", f"/approvals/{asked['id']}", f"/live/run/{run_id}", f"/runs/{run_id}/evidence"):
+            answer = await page.request.get(site.address + path)
+            assert answer.status == 404, path
+            assert "ch_1" not in await answer.text()
+
+
+async def test_a_script_in_a_field_stays_text(site: Site) -> None:
+    open_shop(site.rig)
+    sly = await site.rig.person(SCRIPT, Role.OPERATOR)
+    await site.rig.apply(REFUND)
+    async with site.rig.worker():
+        given = {"charge": f"ch_{SCRIPT}", "amount": 3, "note": SCRIPT}
+        run_id = await site.rig.start("refund", given, sly, trigger={"source": "api", "ref": SCRIPT})
+        await site.rig.until(run_id, "waiting_approval")
+        page = await site.visit(key=await site.rig.key(SCRIPT, Role.APPROVER))
+        await page.get_by_label("Reason").fill(SCRIPT)
+        await page.get_by_role("button", name="Reject").click()
+        await page.get_by_role("status").wait_for()
+        await site.rig.until(run_id, "failed")
+    for path in ("/inbox", "/runs", f"/runs/{run_id}", f"/runs?q={SCRIPT}", "/runs?workflow=<script>"):
+        await page.goto(site.address + path)
+        assert "broken in" not in await page.title()
+        assert await page.locator("main script").count() == 0
+    await page.goto(f"{site.address}/runs/{run_id}")
+    assert SCRIPT in await page.content() or "&lt;script&gt;" in await page.content()
+
+
+async def test_no_serious_finding(site: Site) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not here and could not be installed: `python -m tests.console.chromium` says why")
+    open_shop(site.rig)
+    async with site.rig.worker():
+        [run_id] = await held(site, "ch_1")
+        for scheme in ("light", "dark"):
+            page = await site.visit(color_scheme=scheme)
+            for path in ("/signin", "/inbox", "/runs", f"/runs/{run_id}", "/runs?status=failed"):
+                await page.goto(site.address + path)
+                assert await findings(page) == [], f"{path}, {scheme}"
+
+
+async def findings(page: Any) -> list[str]:
+    await page.evaluate(await asyncio.to_thread(AXE.read_text))
+    found = await page.evaluate("axe.run().then(r => r.violations)")
+    return [
+        f"{each['id']}: {node['target']} {node['failureSummary']}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
