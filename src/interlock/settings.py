@@ -15,6 +15,9 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
+    model: str | None = Field(
+        None, description="provider:name of the built-in assistant's model; unset: a script that does as it is told."
+    )
     tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
     bootstrap_key: str | None = Field(
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."

@@ -29,7 +29,7 @@ from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Rol
 router = APIRouter(prefix="/api")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_YAML = {
+YAML = {
     "requestBody": {
         "required": True,
         "content": {
@@ -40,7 +40,7 @@ _YAML = {
 }
 
 
-@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=_YAML)
+@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)
 async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
     """Apply a workflow, as YAML or JSON. The same content again is the same version."""
     who.require(Permission.DEFINE)
@@ -56,7 +56,7 @@ async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
 @router.get("/workflows", response_model=Page[Workflow], tags=["workflows"])
 async def list_workflows(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
     who.require(Permission.READ)
-    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1)
+    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1, False)
     return Json(page(rows, limit, workflow_view, key="name"))
 
 

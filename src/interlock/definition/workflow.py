@@ -10,7 +10,7 @@ import orjson
 from interlock.definition import document
 from interlock.definition.checks import check
 from interlock.definition.fault import Fault, Faults, Path, TooManyFaults, described
-from interlock.definition.plan import EXPIRES_IN, Gate, OnReject, Plan, Retry, Step, StepKind, digest_of
+from interlock.definition.plan import EXPIRES_IN, WRITTEN, Gate, OnReject, Plan, Retry, Step, StepKind, digest_of
 from interlock.definition.section import NOTHING, Section
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
@@ -23,11 +23,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 
+NAME_FORM = _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter"
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
 _TOOL_ONLY = ("retry", "timeout")
 _WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
-_KINDS = tuple(StepKind)
+_KINDS = WRITTEN
 _ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
 _LATER = ("compensate", "runs_on")
@@ -72,21 +73,21 @@ def _plan(value: Any, faults: Faults) -> Plan:
     source = _normalised(value)
     top = Section(source, (), faults)
     top.only(_TOP, later=_LATER)
-    name = _identifier(top, "name", _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter")
+    name = identifier(top, "name", *NAME_FORM)
     steps = _steps(top)
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
-    max_writes_per_run = _max_writes_per_run(top)
+    most = max_writes_per_run(top)
     check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
     return Plan(
-        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), max_writes_per_run
+        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), most
     )  # fmt: skip
 
 
-def _max_writes_per_run(top: Section) -> int | None:
+def max_writes_per_run(top: Section) -> int | None:
     caps = top.section("caps", "{max_writes_per_run: 10}")
     caps.only(("max_writes_per_run",))
     return caps.integer("max_writes_per_run", 0, 1, 1_000_000) or None
@@ -106,7 +107,7 @@ def _normalised_step(step: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "approval": {}} if "approval" in kept and kept["approval"] is None else kept
 
 
-def _identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
+def identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
     if not section.has(key):
         section.fault(key, f"`{key}` is missing")
         return ""
@@ -150,7 +151,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
             if section.has(key):
                 section.fault(key, f"only a tool step has `{key}`, and this is a step of kind {kind}")
     return Step(
-        key=_identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter"),
+        key=identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter"),
         index=index,
         kind=kind,
         needs=_needs(section),

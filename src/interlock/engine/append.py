@@ -14,7 +14,7 @@ from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.journal import Ask, Entry, Leave, encode
-from interlock.lifecycle import RunState
+from interlock.lifecycle import RunReason, RunState
 from interlock.store.pool import UNSTORABLE, Database, Tx
 
 
@@ -84,8 +84,13 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 
 
 def _withdraws(write: Write) -> bool:
-    # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
-    return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+    # An ended run's open questions are withdrawn with it. A success has none, each step is settled, unless one
+    # refusal settled them all.
+    leave = write.leave
+    if leave is None:
+        return False
+    refused = leave.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED)
+    return refused or leave.status in (RunState.FAILED, RunState.CANCELED)
 
 
 def _tells_parent(write: Write) -> bool:

@@ -11,6 +11,7 @@ import orjson
 
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
+from interlock.engine import sessions
 from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
@@ -56,7 +57,7 @@ async def prepare(
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
     for_workers = (StepKind.TOOL, StepKind.FLOW)
-    return plan.flow is not None or any(step.kind in for_workers and not step.after for step in plan.steps)
+    return plan.is_dynamic or any(step.kind in for_workers and not step.after for step in plan.steps)
 
 
 async def start_many(
@@ -162,10 +163,14 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         orjson.loads(old["trigger"]),
         before.plan.timeout,
     )  # fmt: skip
+    if old["session_id"] is not None:
+        await sessions.lock_idle(tx, old["tenant_id"], old["session_id"])
     run = await _insert(tx, database, principal, new, resumed=old)
     if run.journal is None:
         return run.row
-    if before.plan.flow is not None:
+    if old["session_id"] is not None:
+        await tx.row("join_session", new_id, old["session_id"], None, False)
+    if before.plan.is_dynamic:
         _carry_over_flow(run.journal, before, old, principal.actor)
         return await move_on(tx, database, run)
     for done in before.steps.values():

@@ -1,6 +1,7 @@
 """Quorum: who may decide on an approval, and when it is decided. The only place that says so.
 
-In code and never in policy: who asked cannot approve, approvers are distinct people, agents never approve (their role
+In code and never in policy: who asked for an action cannot approve it (in a session it is the agent that asks, and its
+user may approve what is not high), approvers are distinct people, agents never approve (their role
 has no such permission), and an answer given in advance never satisfies `high` or two people.
 """
 
@@ -12,12 +13,16 @@ from interlock.lifecycle import ApprovalEvent, Tier
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it."""
+    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it.
+
+    `in_session`: an agent came up with the action. Whoever talks to it may let it do what is not high.
+    """
 
     tier: Tier
     two_person: bool
     askers: frozenset[str]
     is_action: bool = False
+    in_session: bool = False
     groups: frozenset[str] = field(default_factory=frozenset)
     reason_required: bool = False
 
@@ -50,11 +55,16 @@ def refusal(
         return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter in question.askers and (question.is_action or question.two_person or question.tier == Tier.HIGH):
+    if voter in question.askers and _needs_another(question):
         return Refusal("SELF_APPROVAL", "who asked for it cannot approve it: another person has to")
     if any(vote.voter == voter for vote in votes):
         return Refusal("ALREADY_VOTED", "you have voted; a second person has to approve too")
     return None
+
+
+def _needs_another(question: Question) -> bool:
+    own_action = question.is_action and not question.in_session
+    return own_action or question.two_person or question.tier == Tier.HIGH
 
 
 def outcome(question: Question, votes: Sequence[Vote]) -> ApprovalEvent | None:

@@ -5,6 +5,7 @@ from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
 from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
+from interlock.journal.turns import Reply, next_keys
 from interlock.journal.words import Command, Word, apply_word
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Journal",
     "Leave",
     "Next",
+    "Reply",
     "Settle",
     "StepFold",
     "Stop",
@@ -32,4 +34,5 @@ __all__ = [
     "encode",
     "ended",
     "go_on",
+    "next_keys",
 ]

@@ -6,11 +6,13 @@ import random
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
 
+from interlock.agents import model_call
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
@@ -21,7 +23,6 @@ from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
 from interlock.flows import Replay
 from interlock.governance.action import ProposedAction
-from interlock.governance.policy import Decision
 from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import (
@@ -34,6 +35,7 @@ from interlock.journal import (
     Journal,
     Leave,
     Next,
+    Reply,
     Settle,
     StepFold,
     Stop,
@@ -59,6 +61,7 @@ from interlock.worker.executor import (
     execute,
     finish,
     prepare,
+    prepare_as,
     reconcile,
 )
 from interlock.worker.flush import Unacceptable
@@ -68,13 +71,17 @@ if TYPE_CHECKING:
     from interlock.worker.loop import Worker
 
 
+# How long what a model says is gathered before it is told.
+_TELL_SECONDS = 0.15
+
+
 class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
         "_actor", "_asks", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail", "_orphaned",
-        "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal",
-        "lease", "row", "task",
+        "_overdue", "_said_at", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_unsaid", "_wake", "_worker",
+        "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -107,6 +114,9 @@ class Driver:
         self._children: list[Child] = []
         # Of a run whose steps a Python function asks for, if this worker has it.
         self._flow: Replay | None = None
+        # What a model has said and nobody was told yet, and when somebody was told last.
+        self._unsaid = ""
+        self._said_at = 0.0
         self._overdue = False
         self._begun = False
         self._orphaned = False
@@ -263,7 +273,7 @@ class Driver:
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if fold.step.kind is StepKind.TOOL and not self._writes(fold):
+                if fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold):
                     self.journal.begin(fold)
         for fold in list(self.journal.open_steps()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
@@ -329,7 +339,7 @@ class Driver:
 
     def _is_alone(self, call: Call) -> bool:
         """Nothing else can move while it is done."""
-        if self._flow is None:
+        if not self.journal.plan.is_dynamic:
             return self.journal.plan.is_sequence
         return all(fold is call.fold for fold in self.journal.open_steps())
 
@@ -376,6 +386,10 @@ class Driver:
         self._children.append(child)
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
+        if fold.step.kind is StepKind.MODEL:
+            shop = self._worker.shop
+            tool = model_call(self._worker.database, shop.tools, self.row, self.journal, partial(self._hear, fold))
+            return prepare_as(tool, shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
         return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
 
     async def _passes(self, call: Call) -> bool:
@@ -403,8 +417,8 @@ class Driver:
                 data = {"decision": decision.recorded()}
                 self._asks.append(ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
                 return False
-            case Pass(decision, approval_id, grant_id):
-                self._declare(call, decision, approval_id, grant_id)
+            case Pass():
+                self._declare(call, verdict)
                 return True
 
     def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
@@ -416,20 +430,24 @@ class Driver:
         cap, whose = min(known)
         return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
 
-    def _declare(self, call: Call, decision: Decision, approval_id: UUID | None, grant_id: UUID | None) -> None:
+    def _declare(self, call: Call, verdict: Pass) -> None:
         """The intent is committed before the effect begins, so that after a crash we know that it may have happened."""
         assert call.action is not None
         call.receipt_id = uuid7()
         key = call.context.idempotency_key
-        data = {"receipt_id": str(call.receipt_id), "decision": decision.recorded(), "idempotency_key": key}
-        if approval_id or grant_id:
-            data |= {"allowed_by": f"approval:{approval_id}" if approval_id else f"grant:{grant_id}"}
+        data = {"receipt_id": str(call.receipt_id), "decision": verdict.decision.recorded(), "idempotency_key": key}
+        if verdict.approval_id:
+            data["allowed_by"] = f"approval:{verdict.approval_id}"
+        elif verdict.grant_id:
+            data["allowed_by"] = f"grant:{verdict.grant_id}"
+        elif verdict.by_sender:
+            data["allowed_by"] = f"auto_approve:{self.row['requested_by']}"
         self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
         self._intents.append(
             Intent(
                 id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
-                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo, approval_id=approval_id,
-                request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
+                approval_id=verdict.approval_id, request_metadata=encode(self._metadata(call.action.fields, call.tool)),
             )
         )  # fmt: skip
 
@@ -553,10 +571,14 @@ class Driver:
                 if reconciled:
                     data["reconciled"] = True
                 self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
+                self._tell_rest(fold)
                 self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
+                if fold.step.kind is StepKind.MODEL:
+                    self._tell_whole(fold)
             case Failed():
                 self._settle_failure(fold, outcome, duration_ms)
             case Interrupted():
+                self._tell_rest(fold)
                 self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
                 self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
 
@@ -567,6 +589,7 @@ class Driver:
             self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
 
     def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
+        self._unsaid = ""
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
@@ -589,6 +612,7 @@ class Driver:
     def note_slow_steps(self, longer_than: float) -> None:
         """A step that takes long gets an entry of its own, so that people see it. A write has one: its intent."""
         at = time.perf_counter() - longer_than
+        self._tell()
         if self._inline is not None and self._inline[1] < at:
             self._note_slow(*self._inline)
         for key, (_, began) in self._tasks.items():
@@ -608,6 +632,39 @@ class Driver:
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
+
+    # ------------------------------------------------------------ what a model says
+
+    def _hear(self, fold: StepFold, text: str) -> None:
+        self._unsaid += text
+        if time.perf_counter() - self._said_at >= _TELL_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        """An entry for all that was said since the last one: what a provider sends word by word is not stored so."""
+        if not self._unsaid or self._inline is None or self.journal.unsaved:
+            return
+        fold, began = self._inline
+        self._note_slow(fold, began)  # a step that speaks has begun
+        entry = self._delta(fold)
+        self.journal.seq = entry.seq
+        self._worker.flusher.put(Write(self.lease, [entry]))
+
+    def _delta(self, fold: StepFold) -> Entry:
+        text, self._unsaid, self._said_at = self._unsaid, "", time.perf_counter()
+        key, data = fold.step.key, {"text": text}
+        return Entry(self.journal.seq + 1, EntryType.MESSAGE_DELTA, self._actor, key, attempt=fold.attempt, data=data)
+
+    def _tell_rest(self, fold: StepFold) -> None:
+        """Put together, what was told is what was said."""
+        if self._unsaid and fold.undeclared is None:
+            self.journal.add(self._delta(fold))
+        self._unsaid = ""
+
+    def _tell_whole(self, fold: StepFold) -> None:
+        if text := Reply.of(fold).text:
+            data = {"role": "assistant", "text": text}
+            self.journal.note(EntryType.MESSAGE, actor=self._actor, step=fold.step.key, data=data)
 
     # ------------------------------------------------------------ mail and interruptions
 
@@ -692,7 +749,7 @@ class Driver:
         answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
         if answer.kept:
             self._log_end(leave)
-            if beside.stops_children or (self.lease.has_parent and leave.reason is not None):
+            if beside.stops_children or (self._has_followers and leave.reason is not None):
                 self._worker.run_errands()
             return True
         if entries:
@@ -701,6 +758,11 @@ class Driver:
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
         return False
+
+    @property
+    def _has_followers(self) -> bool:
+        """A parent that waits for its end, or messages that wait for their turn."""
+        return self.lease.has_parent or self.row["session_id"] is not None
 
     def _log_end(self, leave: Leave) -> None:
         if leave.reason is None:
