@@ -26,7 +26,21 @@ from interlock.lifecycle import (
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from interlock.wire import Event, Flow, Key, Page, Run, Step, StoredSecret, Tenant, Tool, Usage, Workflow
+    from interlock.wire import (
+        Agent,
+        Event,
+        Flow,
+        Key,
+        Page,
+        Run,
+        Session,
+        Step,
+        StoredSecret,
+        Tenant,
+        Tool,
+        Usage,
+        Workflow,
+    )
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
@@ -231,6 +245,24 @@ WORKFLOWS: "Columns[Workflow]" = {
     "version": lambda workflow: str(workflow.version),
     "digest": lambda workflow: workflow.digest[:19],
     "created": lambda workflow: moment(workflow.created_at),
+}
+
+AGENTS: "Columns[Agent]" = {
+    "name": lambda agent: visible(agent.name),
+    "version": lambda agent: str(agent.version),
+    "model": lambda agent: visible(agent.model),
+    "digest": lambda agent: agent.digest[:19],
+    "created": lambda agent: moment(agent.created_at),
+}
+
+SESSIONS: "Columns[Session]" = {
+    "id": lambda session: session.id,
+    "agent": lambda session: visible(session.agent),
+    "status": lambda session: Text(session.status, style="cyan" if session.status == "busy" else ""),
+    "messages": lambda session: str(session.messages),
+    "cost": lambda session: f"${session.cost_usd:.4f}" if session.cost_usd else "",
+    "by": lambda session: visible(session.created_by),
+    "created": lambda session: moment(session.created_at),
 }
 
 TOOLS: "Columns[Tool]" = {

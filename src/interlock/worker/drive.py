@@ -589,7 +589,7 @@ class Driver:
             self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
 
     def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
-        self._unsaid = ""
+        self._unsaid, self._said_at = "", 0.0
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
@@ -659,7 +659,7 @@ class Driver:
         """Put together, what was told is what was said."""
         if self._unsaid and fold.undeclared is None:
             self.journal.add(self._delta(fold))
-        self._unsaid = ""
+        self._unsaid, self._said_at = "", 0.0  # the first of the next answer is told at once
 
     def _tell_whole(self, fold: StepFold) -> None:
         if text := Reply.of(fold).text:
