@@ -28,7 +28,7 @@ def _named(model: str, base_url: str | None, api_key_env: str | None) -> Model:
     except ImportError as error:
         provider = model.partition(":")[0]
         raise Terminal(f"model {model}: {error}; install interlock[{provider}] where the worker runs") from None
-    except UserError as error:
+    except (UserError, ValueError) as error:
         raise Terminal(f"model {model}: {error}") from None
 
 
