@@ -19,6 +19,7 @@ class Settings(BaseSettings):
         None, description="provider:name of the built-in assistant's model; unset: a script that does as it is told."
     )
     tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
+    mcp: Path | None = Field(None, description="The file with the MCP servers; else mcp.json in the data.")
     bootstrap_key: str | None = Field(
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
     )
@@ -61,6 +62,10 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")
+
+
+def mcp_file(settings: Settings) -> Path:
+    return settings.mcp or settings.data_dir / "mcp.json"
 
 
 def share_metrics(data_dir: Path) -> None:

@@ -321,6 +321,26 @@ class Agent(View):
     source: Any = None
 
 
+class NewAct(Body):
+    """One call of one tool, for an agent that keeps its own loop."""
+
+    tool: Name
+    args: Annotated[dict[str, Any], AfterValidator(_encodable)] = {}
+    request_id: Name | None = None
+
+
+class Act(View):
+    """`pending_approval`: people are asked; ask again by `id`, which is also its run's. `error` says why it failed."""
+
+    id: Id
+    tool: str
+    status: Literal["done", "pending_approval", "running", "failed"]
+    result: Any = None
+    error: Any = None
+    reason: RunReason | None = None
+    approval_id: Id | None = None
+
+
 # ---------------------------------------------------------------- workflows and tools
 
 

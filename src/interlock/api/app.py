@@ -9,7 +9,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from interlock import __version__
-from interlock.api import admin, approvals, audit, grants, hooks_out, policy, receipts, runs, secrets, sessions, slack
+from interlock.api import (
+    acts,
+    admin,
+    approvals,
+    audit,
+    grants,
+    hooks_out,
+    policy,
+    receipts,
+    runs,
+    secrets,
+    sessions,
+    slack,
+)
 from interlock.api.services import Json, Services, problem_body
 from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
 from interlock.lifecycle import RUN
@@ -23,7 +36,7 @@ def create_app(services: Services) -> FastAPI:
         description="Durable automations and agents that ask before they act.",
     )  # fmt: skip
     app.state.services = services
-    for module in (runs, sessions, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack):
+    for module in (runs, sessions, acts, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack):
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
     app.add_exception_handler(Problem, _on_problem)

@@ -75,7 +75,7 @@ async def start(
             return response
         # The key may have answered with a run that was started before; then the poll has to do.
         run_id = UUID(orjson.loads(bytes(response.body))["id"])
-        return await _run(found, await _until_settled(found, who, run_id, wait, news), 201, response.headers)
+        return await _run(found, await until_settled(found, who, run_id, wait, news), 201, response.headers)
 
 
 @router.get("", response_model=Page[Run])
@@ -99,7 +99,7 @@ async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Respons
     if wait and not _is_settled(row):
         await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
         with found.follower.watching(run_id) as news:
-            row = await _until_settled(found, who, run_id, wait, news)
+            row = await until_settled(found, who, run_id, wait, news)
     return await _run(found, row)
 
 
@@ -214,7 +214,7 @@ async def _has_ended(found: Services, row: Row, after: int) -> bool:
     return now is None or (now["completed_at"] is not None and after >= now["seq"])
 
 
-async def _until_settled(found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event) -> Row:
+async def until_settled(found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event) -> Row:
     deadline = asyncio.get_running_loop().time() + wait
     while True:
         left = deadline - asyncio.get_running_loop().time()

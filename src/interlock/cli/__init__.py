@@ -20,6 +20,7 @@ from interlock.cli import (
     runs,
     secrets,
     serve,
+    tools,
     workflows,
 )
 from interlock.cli.connection import Flags
@@ -62,7 +63,11 @@ serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
 app.add_typer(agents.app, name="agent")
+app.add_typer(tools.app, name="tools")
 chat.register(app)
+app.command("mcp", epilog=example("interlock mcp", "interlock --key KEY --url https://interlock.example mcp"))(
+    tools.serve_mcp
+)
 app.add_typer(approvals.app, name="approval")
 app.add_typer(policies.app, name="policy")
 app.add_typer(receipts.app, name="receipt")

@@ -9,6 +9,7 @@ from uuid import UUID
 from interlock.client.call import Call, at, delete, endpoint, get, post, send_text
 from interlock.lifecycle import ApprovalState, RunState, Tier
 from interlock.wire import (
+    Act,
     Agent,
     Approval,
     AuditEntry,
@@ -26,6 +27,7 @@ from interlock.wire import (
     Health,
     Key,
     Message,
+    NewAct,
     NewGrant,
     NewKey,
     NewMessage,
@@ -233,6 +235,22 @@ class Api:
     def messages(self, session_id: str, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Message]]:
         """What was said in a session, oldest first, each with its answer."""
         return get(at("/api/sessions/{}/messages", session_id), Page[Message], limit=limit, cursor=cursor)
+
+    @endpoint
+    def act(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30, idempotency_key: str | None = None
+    ) -> Call[Act]:
+        """Call one tool through the gate, from an agent's own loop: its result, or `pending_approval` and an id.
+
+        With the key of the agent's own call, the same call again is the same act.
+        """
+        body = NewAct(tool=tool, args=dict(args or {}))
+        return post("/api/acts", Act, body, idempotency_key=idempotency_key, wait=wait)
+
+    @endpoint
+    def acted(self, act_id: str, *, wait: float = 0) -> Call[Act]:
+        """What became of an act; with `wait`, when it is done or held, or after so many seconds."""
+        return get(at("/api/acts/{}", act_id), Act, wait=wait)
 
     # ------------------------------------------------------------ policy
 
