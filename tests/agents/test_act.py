@@ -1,7 +1,11 @@
 """An agent with a loop of its own: each of its calls goes through the gate, and comes back done or pending."""
 
 import asyncio
+import runpy
+from pathlib import Path
+from typing import Any
 
+from interlock.wire import Act
 from tests.agents.conftest import Talk
 
 
@@ -43,3 +47,19 @@ async def test_a_run_is_no_act(talk: Talk) -> None:
     sent = await talk.told("hello")
     answer = await talk.http.get(f"/api/acts/{sent['run_id']}")
     assert (answer.status_code, answer.json()["code"]) == (404, "ACT_NOT_FOUND")
+
+
+def test_the_example_with_a_loop_of_its_own_waits_for_people() -> None:
+    loop = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_loop" / "loop.py"))
+    acts: list[Any] = []
+
+    class Interlock:
+        def act(self, tool: str, args: dict[str, Any], *, idempotency_key: str) -> Act:
+            acts.append((tool, args, idempotency_key))
+            return Act(id="1", tool=tool, status="pending_approval", approval_id="2")
+
+        def acted(self, act_id: str, *, wait: float) -> Act:
+            return Act(id=act_id, tool="shop.refund", status="done", result={"refunded": "ch_1"})
+
+    answer = loop["call"](Interlock(), "shop__refund", '{"charge": "ch_1"}', "call-1")
+    assert (answer, acts) == ('{"refunded": "ch_1"}', [("shop.refund", {"charge": "ch_1"}, "call-1")])

@@ -1,6 +1,7 @@
 """`interlock chat`: talk to an agent; see what it does as it does it, and allow it or not with one key."""
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,8 +93,14 @@ class Talk:
                 if interrupted:  # once is for the agent, twice is for us
                     raise typer.Exit(INTERRUPTED) from None
                 interrupted = True
-                self._client.interrupt(sent.run_id, reason="interrupted at the terminal")
+                self._interrupt(sent.run_id)
         return shown.ended_well
+
+    def _interrupt(self, run_id: str) -> None:
+        from interlock.client import ApiError
+
+        with suppress(ApiError):  # it may just have ended
+            self._client.interrupt(run_id, reason="interrupted at the terminal")
 
     def _show(self, shown: "Shown", event: "Event") -> None:
         if self._as_json:

@@ -9,7 +9,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.environment import read_settings
+from interlock.cli.environment import read_settings, tools_here
 from interlock.cli.outcome import example
 from interlock.cli.text import one_line, visible
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from interlock.tools.mcp import Server
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Tools: what workflows and agents can call.",
-    epilog=example("interlock tools list", "interlock tools add-mcp files -- npx -y @acme/files-mcp /srv/files"),
+    invoke_without_command=True,
+    epilog=example(
+        "INTERLOCK_TOOLS=shop.py interlock tools", "interlock tools add-mcp files -- npx -y @acme/files-mcp /srv/files"
+    ),
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -30,12 +31,15 @@ Trust = Annotated[
 _RESTART = "Restart `interlock up` and the workers to use them."
 
 
-@app.command("list", epilog=example("interlock tools list"))
+@app.callback()
 def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
-    """List the tools that the server knows."""
-    with connect(ctx) as client:
-        page = client.tools()
-    show.print_page(page, show.TOOLS, as_json=as_json)
+    """List the tools that a worker here would load: of INTERLOCK_TOOLS, and of the MCP servers that were added."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from interlock.wire import Page, Tool
+
+    found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
+    show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
 
 
 @app.command(
