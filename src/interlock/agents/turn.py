@@ -29,7 +29,7 @@ async def _unbound(ctx: Context) -> None:
 # A model is called like a tool that only reads: under the same time-outs, retries and interruptions.
 _MODEL = Tool(
     name="model", function=_unbound, description="", is_async=True, wants_context=True, arguments=_Nothing,
-    writes=False, risk=Tier.LOW, idempotent=True, key=None, undo=None, timeout=None, target=None, show=frozenset(),
+    writes=False, risk=Tier.LOW, idempotent=True, key=None, undo=None, timeout=600.0, target=None, show=frozenset(),
     reconcile=None, input_schema={},
 )  # fmt: skip
 

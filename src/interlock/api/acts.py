@@ -17,7 +17,7 @@ from interlock.engine.principal import Principal
 from interlock.errors import Invalid, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
-from interlock.lifecycle import ApprovalState, RunState
+from interlock.lifecycle import RUN, ApprovalState, RunState
 from interlock.store.pool import Row, Tx
 from interlock.wire import Act, NewAct
 
@@ -65,11 +65,11 @@ async def _view(found: Services, who: Principal, row: Row) -> dict[str, Any]:
     status = RunState(row["status"])
     asked = await approvals.listed(found.database, who, status=ApprovalState.REQUESTED, run_id=row["id"])
     is_held = status == RunState.WAITING_APPROVAL and bool(asked)
-    says = {RunState.SUCCEEDED: "done", RunState.FAILED: "failed", RunState.CANCELED: "failed"}
+    ended = "done" if status == RunState.SUCCEEDED else "failed" if status in RUN.terminal else "running"
     return {
         "id": row["id"],
         "tool": orjson.loads(row["trigger"])["ref"],
-        "status": "pending_approval" if is_held else says.get(status, "running"),
+        "status": "pending_approval" if is_held else ended,
         "result": orjson.loads(row["result"] or "null"),
         "error": orjson.loads(row["error"] or "null"),
         "reason": row["reason"],

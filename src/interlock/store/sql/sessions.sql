@@ -92,10 +92,17 @@ SELECT entry.run_id, entry.seq, entry.at, entry.type, entry.step, entry.from_sta
  ORDER BY run.session_run, entry.seq LIMIT $4;
 
 -- name: watch_session
--- As watch_run, for the run that is under way; which one that is comes back, to listen for.
-UPDATE run SET watched_until = coalesce($1, now()) + make_interval(secs => $3)
- WHERE session_id = $2 AND completed_at IS NULL
-RETURNING id;
+-- As watch_run, for the run that is under way; which one that is comes back, to listen for. Hundreds may follow it:
+-- who finds it watched for long enough leaves its row alone, which its worker needs too.
+WITH active AS (
+  SELECT id, watched_until FROM run WHERE session_id = $2 AND completed_at IS NULL
+), watched AS (
+  UPDATE run SET watched_until = coalesce($1, now()) + make_interval(secs => $3)
+    FROM active
+   WHERE run.id = active.id AND run.completed_at IS NULL
+     AND coalesce(active.watched_until, '-infinity') < coalesce($1, now()) + make_interval(secs => $3 / 2)
+)
+SELECT id FROM active;
 
 -- name: session_is_busy
 -- A run is under way, or something that was said waits for one. Asked with the session locked, the answer stays true.
