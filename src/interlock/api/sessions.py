@@ -243,6 +243,7 @@ async def _stream(found: Services, session: Row, place: tuple[int, int], *, unti
     yield b"retry: 1000\n\n"
     with found.follower.watching(session_id) as news:
         run_id: UUID | None = None
+        idle = False
         while not found.follower.closing.is_set():
             if run_id is None or clock() - watched > WATCH_SECONDS / 3:
                 rows = await found.database.fetch("watch_session", found.database.clock(), session_id, WATCH_SECONDS)
@@ -257,10 +258,13 @@ async def _stream(found: Services, session: Row, place: tuple[int, int], *, unti
                 if entry["type"] == EntryType.RUN_COMPLETED:
                     run_id = None
             if entries:
-                quiet, patience = 0.0, 0.25
+                quiet, patience, idle = 0.0, 0.25, False
                 continue
-            if until_idle and not await found.database.value("session_is_busy", session_id):
+            if idle:
                 break
+            if until_idle and not await found.database.value("session_is_busy", session_id):
+                idle = True  # it may have ended after we looked: what is there now is all there is
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), patience)
             quiet += patience
