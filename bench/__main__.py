@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--only throughput,latency,handoff,backlog,claim]`"""
+"""`python -m bench [--quick] [--only throughput,latency,handoff,gate,claim,backlog]`"""
 
 import signal
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench import backlog, claim, latency, report, throughput
+from bench import backlog, claim, gate, latency, report, throughput
 from bench.figures import Figure
 from bench.session import FULL, QUICK, Session
 from bench.stage import set_up
@@ -21,6 +21,7 @@ MEASURES: dict[str, Measure] = {
     "throughput": throughput.measure,
     "latency": latency.measure_latency,
     "handoff": latency.measure_handoff,
+    "gate": gate.measure,
     "claim": claim.measure,
     "backlog": backlog.measure,
 }

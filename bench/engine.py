@@ -23,6 +23,8 @@ from interlock.store.pool import Database
 _TOOLS = str(Path(__file__).with_name("noop_tools.py"))
 _MOST_AT_ONCE = 10_000
 _LENGTHS = (1, 5, 20)
+READS, WRITES = "reads", "writes"
+STEPS_THAT_ACT = 5
 _KEY = "il_benchmark_only_not_a_secret"
 
 
@@ -32,7 +34,7 @@ class Engine:
     def __init__(self, stage: Stage, url: str, database: Database, principal: Principal) -> None:
         self._stage, self.url = stage, url
         self.database, self.principal = database, principal
-        self._plans = Plans(database)
+        self.plans = Plans(database)
 
     @contextlib.asynccontextmanager
     async def workers(self, count: int, counter: str | None = None) -> AsyncIterator[None]:
@@ -45,7 +47,10 @@ class Engine:
             yield
 
     async def enqueue(self, runs: int, steps: int) -> None:
-        first = await prepare(self._plans, self.principal, f"noop{steps}")
+        await self.enqueue_of(f"noop{steps}", runs)
+
+    async def enqueue_of(self, workflow: str, runs: int) -> None:
+        first = await prepare(self.plans, self.principal, workflow, input={"charge": "ch_1", "amount": 250})
         for begun in range(0, runs, _MOST_AT_ONCE):
             size = min(_MOST_AT_ONCE, runs - begun)
             news = [dataclasses.replace(first, id=uuid7()) for _ in range(size)]
@@ -82,15 +87,18 @@ async def opened(stage: Stage) -> AsyncIterator[Engine]:
             await tenants.bootstrap(database, _KEY)
             engine = Engine(stage, url, database, await tenants.authenticate(database, _KEY))
             for steps in _LENGTHS:
-                await _apply(engine, steps)
+                await _apply(engine, f"noop{steps}", "{tool: bench.noop}", steps)
+            for workflow, tool in ((READS, "bench.read"), (WRITES, "bench.write")):
+                arguments = '{charge: "${input.charge}", amount: "${input.amount}"}'
+                await _apply(engine, workflow, f"{{tool: {tool}, input: {arguments}}}", STEPS_THAT_ACT)
             yield engine
         finally:
             await database.close()
 
 
-async def _apply(engine: Engine, steps: int) -> None:
-    listed = "".join(f"  - {{id: s{number}, tool: bench.noop}}\n" for number in range(steps))
-    plan = parse(f"name: noop{steps}\nsteps:\n{listed}")
+async def _apply(engine: Engine, name: str, step: str, steps: int) -> None:
+    listed = "".join(f"  - {{id: s{number}, {step[1:]}\n" for number in range(steps))
+    plan = parse(f"name: {name}\nsteps:\n{listed}")
     await engine.database.command(lambda tx: workflows.apply(tx, engine.database, engine.principal, plan))
 
 

@@ -1,4 +1,4 @@
-"""The tool that does nothing but say when, for the workers of the benchmark; it counts its calls if asked to."""
+"""Tools that do nothing, for the workers of the benchmark: one says when and counts its calls, two are asked to act."""
 
 import os
 import time
@@ -15,3 +15,13 @@ async def noop() -> dict[str, Any]:
     if _counter is not None:
         _counter.add()
     return {"i": 0, "ok": True, "t": time.time()}
+
+
+@tool("bench.read")
+async def read(charge: str, amount: int) -> dict[str, Any]:
+    return {"charge": charge, "amount": amount}
+
+
+@tool("bench.write", writes=True, risk="low", idempotent=True)
+async def write(charge: str, amount: int) -> dict[str, Any]:
+    return {"charge": charge, "amount": amount}

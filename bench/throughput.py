@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 
 from bench import ceiling, engine
 from bench.figures import Figure, Goal, figure
@@ -39,10 +40,14 @@ async def _steps_per_second(session: Session, what: str, open_side: OpenSide, wo
 
 
 async def _drain(side: Side, runs: int) -> float:
-    """Seconds until so many more have ended."""
+    return await seconds_to_end(side, runs, lambda more: side.enqueue(more, _STEPS))
+
+
+async def seconds_to_end(side: Side, runs: int, enqueue: Callable[[int], Awaitable[None]]) -> float:
+    """How long until so many more have ended."""
     target = await side.completed() + runs
     began = time.perf_counter()
-    await side.enqueue(runs, _STEPS)
+    await enqueue(runs)
     async with asyncio.timeout(_LONGEST_SECONDS):
         while await side.completed() < target:  # noqa: ASYNC110 — the store is what says so, to anyone who asks
             await asyncio.sleep(_POLL_SECONDS)

@@ -7,7 +7,7 @@ from interlock.errors import Retryable, Terminal
 
 if TYPE_CHECKING:
     from interlock.client import AsyncClient, Client
-    from interlock.flows import FlowContext, Rejected, StepFailed
+    from interlock.flows import EventMissed, FlowContext, Rejected, StepFailed
     from interlock.tools import Context, Secret, flow, tool
 
 try:
@@ -19,6 +19,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Context",
+    "EventMissed",
     "FlowContext",
     "Rejected",
     "Retryable",
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Any:
         from interlock import tools
 
         return getattr(tools, name)
-    if name in ("FlowContext", "Rejected", "StepFailed"):
+    if name in ("EventMissed", "FlowContext", "Rejected", "StepFailed"):
         from interlock import flows
 
         return getattr(flows, name)

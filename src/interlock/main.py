@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import uvicorn
 from rich.console import Console
 
+from interlock import tracing
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
-from interlock.engine import audit, tenants
+from interlock.engine import audit, tenants, vault
 from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.keyfiles import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid
@@ -32,6 +33,7 @@ from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools, registry
 from interlock.tools.mcp import load_mcp
+from interlock.waiting import either
 from interlock.worker.loop import Worker
 from interlock.worker.sweeper import prove_forever, sweep_forever
 
@@ -81,14 +83,27 @@ def database_status(settings: Settings) -> dict[str, Any]:
     return run_loop(work())
 
 
+def rotate_secrets_key(settings: Settings) -> int:
+    """A new key, and everything under it. Returns how many secrets that were."""
+
+    async def work() -> int:
+        async with opened(settings, database_url(settings)) as database:
+            SecretsKey(settings).rotate()
+            return await vault.encrypt_anew(database)
+
+    return run_loop(work())
+
+
 # ---------------------------------------------------------------- worker
 
 
 def work(settings: Settings, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
     run_loop(_work(settings, database_url(settings), concurrency))
+    tracing.close()
     # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
     if any(thread.name.startswith("step") for thread in threading.enumerate()):
         log.warning("left_behind", threads=sum(t.name.startswith("step") for t in threading.enumerate()))
@@ -121,10 +136,14 @@ def _on_signals() -> asyncio.Event:
 
 def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
     url = database_url(settings)
-    return run_loop(_up(settings, url, workers, concurrency))
+    try:
+        return run_loop(_up(settings, url, workers, concurrency))
+    finally:
+        tracing.close()
 
 
 async def _up(settings: Settings, url: str, workers: int, concurrency: int | None) -> int:
@@ -144,6 +163,7 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
 async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     """The API on its port, with the schema up to date and a first key to get in with."""
     await migrations.migrate(database)
+    await vault.encrypt_plain_webhooks(database)
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)
@@ -251,8 +271,7 @@ async def _keep_worker(settings: Settings, url: str, concurrency: int | None, st
         lived = asyncio.get_running_loop().time() - began
         delay = 0.2 if lived > 10 else min(delay * 2, 10.0)
         log.warning("worker_died", pid=process.pid, code=process.returncode, restart_in=round(delay, 1))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(stopping), delay)
+        await either(stop, delay)
     stopping.cancel()
 
 

@@ -18,24 +18,35 @@ class Settings(BaseSettings):
     model: str | None = Field(
         None, description="provider:name of the built-in assistant's model; unset: a script that does as it is told."
     )
-    tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
+    tools: str = Field("", description="Python files or modules with `@tool`s and `@flow`s, comma-separated.")
     mcp: Path | None = Field(None, description="The file with the MCP servers; else mcp.json in the data.")
     bootstrap_key: str | None = Field(
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
     )
 
-    lease_seconds: PositiveFloat = Field(30.0, description="How long a silent worker keeps its runs.")
+    lease_seconds: PositiveFloat = Field(
+        30.0, description="How long a silent worker keeps its runs; then they are orphaned, and others take them up."
+    )
+    heartbeat_seconds: PositiveFloat = Field(
+        10.0, le=30, description="How often a worker says that it is alive, and in any case three times in a lease."
+    )
     concurrency: PositiveInt = Field(100, description="Runs that one worker process holds at a time.")
     slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
     poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
     drain_seconds: PositiveFloat = Field(30.0, description="How long a stopping worker lets its steps finish.")
     max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
+    event_keep_seconds: PositiveFloat = Field(
+        7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
+    )
     retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
     lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")
     database_patience_seconds: PositiveFloat = Field(20.0, description="How long a request waits for a lost database.")
     pool_size: PositiveInt = Field(10, description="Database connections of one API process.")
+    idempotency_lock_seconds: PositiveFloat = Field(
+        300.0, description="After so long a request that nobody answered may be made again under its key."
+    )
     max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
     max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
 
@@ -46,7 +57,7 @@ class Settings(BaseSettings):
         None, min_length=16, description="The secret behind the hashes in metadata; else redaction.key, made."
     )
     secrets_key: SecretStr | None = Field(
-        None, description="Encrypts stored secrets: 32 bytes in base64; else secrets.key, made with the first secret."
+        None, description="Encrypts stored secrets: 32 bytes in base64, then earlier ones; else secrets.key, made."
     )
     artifacts: str | None = Field(
         None, description="Where evidence goes: file:///directory or s3://bucket/prefix; else artifacts/ in the data."

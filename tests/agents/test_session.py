@@ -137,11 +137,11 @@ async def test_who_talks_to_an_agent_may_let_it_act_but_not_on_what_is_high(talk
     assert (await other.post(f"/api/approvals/{question['id']}/approve"))[0] == 200
 
 
-@pytest.mark.parametrize("role", ["agent", "operator"])
-async def test_who_may_not_approve_cannot_do_so_in_advance(talk: Talk, role: str) -> None:
+@pytest.mark.parametrize(("role", "code"), [("agent", "AGENT_MAY_NOT_APPROVE"), ("operator", "FORBIDDEN")])
+async def test_who_may_not_approve_cannot_do_so_in_advance(talk: Talk, role: str, code: str) -> None:
     other = Talk(talk.rig, talk.rig.http(await talk.rig.key("other", role)))
     status, body = await other.say("refund ch_1 40", auto_approve=True)
-    assert (status, body["code"]) == (403, "FORBIDDEN")
+    assert (status, body["code"]) == (403, code)
     opened = (await talk.post("/api/sessions", {"agent": "support", "auto_approve": True}))[1]
     sent = await other.told("refund ch_1 40", session_id=opened["id"])
     assert len(await talk.held(sent["run_id"])) == 1

@@ -19,9 +19,13 @@ def test_the_guides_example_passes(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     source = str(Path(interlock.__file__).parents[1])
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", "."],
+        [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", "."],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{tmp_path}"}, capture_output=True,
         text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "2 passed" in ran.stdout
+    for promise in (
+        "test_a_refund_waits_for_two_people_and_survives_a_bad_minute",
+        "test_nobody_is_refunded_when_nobody_decides",
+    ):
+        assert f"PASSED test_refund.py::{promise}" in ran.stdout

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from interlock import FlowContext
+from interlock.engine import children
 from interlock.errors import Invalid
 from interlock.flows.registry import version_of
 from interlock.tools import Registry, flow
@@ -165,6 +166,26 @@ async def test_a_run_whose_version_is_not_deployed_waits_visibly_and_goes_on_whe
     deploy(rig, first)
     run = await rig.work_until(run_id)
     assert (run["status"], run["result"], run["waiting_for"]) == ("succeeded", "first", None)
+
+
+async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_the_other(rig: Rig) -> None:
+    deploy(rig, first, max_concurrency=1)
+    waiting = [await rig.start("f") for _ in range(3)]
+    deploy(rig, second, max_concurrency=1)
+    async with rig.worker():
+        for run_id in waiting:
+            await rig.until(run_id, "waiting_external")
+    await children.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w")
+    assert [(await rig.run(run_id))["status"] for run_id in waiting] == ["running"] * 3
+    [(ready,)] = await rig.sql("SELECT count(*) FROM ready")
+    [(held,)] = await rig.sql("SELECT count(*) FROM held_back")
+    assert (ready, held) == (1, 2)
+    deploy(rig, first, max_concurrency=1)
+    async with rig.worker():
+        for run_id in waiting:
+            await rig.until(run_id, "waiting_approval")
+            await rig.approve(run_id)
+        assert [(await rig.until(run_id, "x"))["result"] for run_id in waiting] == ["first"] * 3
 
 
 async def test_a_run_that_waits_for_its_version_can_be_canceled(rig: Rig) -> None:

@@ -50,9 +50,10 @@ async def test_a_childs_result_is_the_steps_output(rig: Rig) -> None:
     assert (run["status"], run["result"]) == ("succeeded", [3, 8]), run["error"]
     assert [(s["key"], s["kind"], s["output"]) for s in run["steps"]] == [("sub", "flow", 3), ("grandchild", "flow", 8)]
     made = await _children_of(rig, UUID(str(run["id"])))
-    assert [(child["workflow"], child["trigger"]) for child in made] == [
-        ("grandchild", {"source": "run", "ref": str(run["id"])}),
-        ("sub", {"source": "run", "ref": str(run["id"])}),
+    told = ("source", "ref", "initiator", "user")
+    assert [(child["workflow"], *(child["trigger"][name] for name in told)) for child in made] == [
+        ("grandchild", "run", str(run["id"]), "system", "admin"),
+        ("sub", "run", str(run["id"]), "system", "admin"),
     ]
     assert await rig.sql("SELECT FROM errand") == []
 
@@ -215,8 +216,8 @@ async def test_a_child_cannot_be_without_a_parent(rig: Rig) -> None:
     run_id = await rig.start("sub")
     with pytest.raises(asyncpg.CheckViolationError, match="run_parent_step"):
         await rig.sql("UPDATE run SET parent_step = 'x' WHERE id = $1", run_id)
-    with pytest.raises(asyncpg.CheckViolationError, match="run_awaits"):
-        await rig.sql("UPDATE run SET awaits = 'x' WHERE id = $1", run_id)
+    with pytest.raises(asyncpg.CheckViolationError, match="run_awaits_flow"):
+        await rig.sql("UPDATE run SET awaits_flow = 'x' WHERE id = $1", run_id)
 
 
 async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: Rig) -> None:
@@ -285,3 +286,126 @@ async def test_a_workflow_whose_flow_fails_fails(rig: Rig) -> None:
     run = await rig.work_until(await rig.start("outer"))
     assert (run["status"], run["reason"], run["error"]["step"]) == ("failed", "terminal_error", "a")
     assert run["error"]["message"].endswith("of bad is failed: no")
+
+
+async def test_a_parent_that_is_stopped_in_the_middle_of_a_step_stops_its_children(rig: Rig) -> None:
+    held = Hold()
+
+    @rig.tool("t.hold")
+    async def hold() -> None:
+        await held()
+
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> Any:
+        await ctx.gather(ctx.child("child"), ctx.call("t.hold"))
+
+    @rig.flow("child")
+    async def child(ctx: FlowContext) -> Any:
+        await ctx.sleep("7d")
+
+    run_id = await rig.start("parent")
+    async with rig.worker() as worker:
+        await held.inside()
+        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        await rig.until(made["id"], "waiting_external")
+        await rig.cancel(run_id)
+        assert (await rig.until(run_id, "x"))["status"] == "canceled"
+        await worker.idle()
+        await rig.sweep()
+        assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
+    assert held.interrupted
+
+
+# ---------------------------------------------------------------- caps and compensation
+
+
+async def test_runs_of_a_flow_with_a_cap_are_held_back_and_so_are_children(rig: Rig) -> None:
+    held = Hold()
+
+    @rig.tool("t.hold")
+    async def hold() -> None:
+        await held()
+
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> Any:
+        await ctx.gather(*(ctx.child("child") for _ in range(3)))
+
+    @rig.flow("child", max_concurrency=1)
+    async def child(ctx: FlowContext) -> Any:
+        await ctx.sleep("0s")
+        await ctx.call("t.hold")
+
+    run_id, alone = await rig.start("parent"), await rig.start("child")
+    async with rig.worker():
+        await held.inside()
+        await rig.until(run_id, "waiting_external")
+        [(waiting,)] = await rig.sql("SELECT count(*) FROM held_back")
+        [(leased,)] = await rig.sql("SELECT count(*) FROM run WHERE capped AND lease_worker IS NOT NULL")
+        assert (held.entries, waiting, leased) == (1, 3, 1)
+        held.release.set()
+        assert (await rig.until(run_id, "x"))["status"] == "succeeded"
+        assert (await rig.until(alone, "x"))["status"] == "succeeded"
+    assert await rig.sql("SELECT FROM held_back") == []
+
+
+async def test_children_take_places_in_their_tenants_minute(rig: Rig) -> None:
+    who = await rig.tenant("acme", max_runs_per_min=2)
+
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> Any:
+        return await ctx.gather(*(ctx.child("sub", {"x": n}) for n in range(3)))
+
+    await rig.apply(SUB, who)
+    rig.clock.freeze()
+    run_id = await rig.start("parent", who=who)
+    async with rig.worker() as worker:
+        await rig.until(run_id, "waiting_external")
+        [(waiting,)] = await rig.sql("SELECT count(*) FROM run WHERE status = 'pending' AND wake_at IS NOT NULL")
+        assert waiting == 2
+        await worker.idle()
+    rig.clock.advance(60)
+    await rig.sweep()
+    assert (await rig.work_until(run_id))["result"] == [0, 1, 2]
+
+
+UNDONE = """
+name: undone
+steps:
+  - {id: done, tool: t.do, needs: [], compensate: {tool: t.undo}}
+  - {id: sub, flow: child, needs: []}
+  - {id: last, tool: t.fail, needs: [asked]}
+  - {id: asked, needs: [done], approval: {tier: low}}
+"""
+
+
+@pytest.mark.parametrize("how", ["fails", "is canceled"])
+async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Rig, how: str) -> None:
+    undoing = Hold()
+
+    @rig.tool("t.do")
+    async def do() -> None: ...
+
+    @rig.tool("t.undo")
+    async def undo() -> None:
+        await undoing()
+
+    @rig.flow("child")
+    async def child(ctx: FlowContext) -> Any:
+        await ctx.sleep("7d")
+
+    await rig.plans.current(rig.admin.tenant_id, "child", None)
+    await rig.apply(UNDONE)
+    run_id = await rig.start("undone")
+    async with rig.worker():
+        await rig.until(run_id, "waiting_approval")
+        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        await rig.until(made["id"], "waiting_external")
+        await (rig.approve(run_id) if how == "fails" else rig.cancel(run_id))
+        await undoing.inside()
+        await children.deliver(rig.database, rig.plans)  # or the worker does so itself at this moment
+        assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
+        undoing.release.set()
+        run = await rig.until(run_id, "x")
+    assert (run["status"], run["step"]["sub"]["status"]) == ("failed" if how == "fails" else "canceled", "canceled")
+    await children.deliver(rig.database, rig.plans)
+    assert await rig.sql("SELECT FROM errand") == []

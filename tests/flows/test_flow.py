@@ -186,6 +186,26 @@ async def test_gather_raises_the_first_failure_when_all_are_settled(rig: Rig, ca
     assert Counter(step["status"] for step in run["steps"]) == {"failed": 2, "succeeded": 1}
 
 
+async def test_a_branch_goes_on_with_its_yes_while_another_waits_for_its_own(rig: Rig, calls: list[str]) -> None:
+    @rig.flow("two-questions")
+    async def two_questions(ctx: FlowContext) -> Any:
+        async def ask(name: str) -> Any:
+            await ctx.approve(name, tier="low")
+            return await ctx.call("t.echo", x=name)
+
+        return await ctx.gather(ask("a"), ask("b"))
+
+    run_id = await rig.start("two-questions")
+    await rig.work_until(run_id, "waiting_approval")
+    for name in ("b", "a"):
+        [row] = await rig.sql("SELECT id FROM approval WHERE run_id = $1 AND step LIKE '%/' || $2", run_id, name)
+        approved = await rig.http().post(f"/api/approvals/{row['id']}/approve", json={})
+        assert approved.status_code == 200, approved.text
+        run = await rig.work_until(run_id, "waiting_approval")
+        assert calls[-1].endswith(f"={name}")
+    assert (run["status"], run["result"]) == ("succeeded", ["a", "b"])
+
+
 async def test_values_that_change_are_the_same_when_the_flow_is_run_again(rig: Rig, calls: list[str]) -> None:
     @rig.flow("values")
     async def values(ctx: FlowContext, input: Any) -> Any:
@@ -267,6 +287,9 @@ async def test_asking_from_a_task_of_its_own_is_refused(rig: Rig, calls: list[st
         (lambda ctx: ctx.call("no such"), "'no such' is no name for a step's tool"),
         (lambda ctx: ctx.approve("ok", tier="huge"), "tier is low, med or high, not 'huge'"),
         (lambda ctx: ctx.sleep("soon"), "'soon' is not a duration"),
+        (lambda ctx: ctx.child("sub", {"x": ctx.secret("s")}), "a secret can only go into the input of a tool"),
+        (lambda ctx: ctx.call("t.echo", x="a\0b"), "a NUL character was asked with"),
+        (lambda ctx: ctx.approve("ok", summary="a\0b"), "a NUL character was asked with"),
         (lambda ctx: ctx.step("a b"), "'a b' is no name for a step's key"),
         (lambda ctx: ctx.step(max_attempts=0), "max_attempts is at least 1"),
     ],

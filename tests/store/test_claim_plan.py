@@ -11,21 +11,24 @@ from interlock.ids import uuid7
 from interlock.store.pool import Database
 from interlock.store.queries import SQL
 
-_LANES, _RUNS = 10_000, 100_000
 
-# Half of a long backlog is spread over all tenants, the other half is one tenant's.
-_FILL = f"""
-CREATE TEMP TABLE number AS SELECT n, lpad(to_hex(n), 32, '0')::uuid AS id FROM generate_series(1, {_RUNS}) AS n;
-INSERT INTO tenant (id, name, created_at) SELECT id, 't' || n, now() FROM number WHERE n <= {_LANES};
-INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, n FROM number WHERE n <= {_LANES};
+def fill(lanes: int = 10_000, runs: int = 100_000, first: int = 1) -> str:
+    """Half of a long backlog is spread over all tenants, the other half is one tenant's."""
+    return f"""
+CREATE TEMP TABLE number AS
+  SELECT n, lpad(to_hex(n + {first - 1}), 32, '0')::uuid AS id FROM generate_series(1, {runs}) AS n;
+INSERT INTO tenant (id, name, created_at) SELECT id, id::text, now() FROM number WHERE n <= {lanes};
+INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, n FROM number WHERE n <= {lanes};
 CREATE TEMP TABLE work AS
-  SELECT id AS run_id, lpad(to_hex(CASE n % 2 WHEN 0 THEN 1 ELSE n / 2 % {_LANES} + 1 END), 32, '0')::uuid AS tenant_id
+  SELECT id AS run_id,
+         lpad(to_hex(CASE n % 2 WHEN 0 THEN {first} ELSE n / 2 % {lanes} + {first} END), 32, '0')::uuid AS tenant_id
     FROM number;
 SET session_replication_role = replica;
 INSERT INTO run (id, tenant_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)
 SELECT run_id, tenant_id, 'w', 1, 'pending', '{{}}', 'me', 1, now() FROM work;
 INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, run_id, true, false FROM work;
 SET session_replication_role = DEFAULT;
+DROP TABLE work, number;
 """
 
 
@@ -40,12 +43,17 @@ async def explain(connection: Any, mode: str, *, analyze: bool = False) -> dict[
     worker = await connection.fetchval("SELECT id FROM worker")
     await connection.execute(f"SET plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
+    plan = await explain_prepared(connection, worker, analyze=analyze)
+    await connection.execute("DEALLOCATE claim")
+    return plan
+
+
+async def explain_prepared(connection: Any, worker: Any, *, analyze: bool) -> dict[str, Any]:
     options = "FORMAT JSON, ANALYZE, BUFFERS" if analyze else "FORMAT JSON"
     transaction = connection.transaction()
     await transaction.start()
     text = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE claim (NULL, '{worker}', 20, 'worker:w')")
     await transaction.rollback()
-    await connection.execute("DEALLOCATE claim")
     plan: dict[str, Any] = json.loads(text)[0]["Plan"]
     return plan
 
@@ -55,7 +63,7 @@ async def backlog(database: Database) -> Any:
     await database.fetch("register_worker", None, uuid7(), "w", "h", 1, 100, 30.0)
     async with database.pool.acquire() as connection:
         await connection.execute("UPDATE worker SET status = 'running'")
-        await connection.execute(_FILL)
+        await connection.execute(fill())
         await connection.execute("ANALYZE lane; ANALYZE ready; ANALYZE run; ANALYZE worker")
         yield connection
 
@@ -88,3 +96,22 @@ async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: async
     # And it would be noticed: without the lanes' index every lane is looked at.
     await backlog.execute("DROP INDEX lane_turn")
     assert ("Seq Scan", "lane") in scans(await explain(backlog, "force_custom_plan"))
+
+
+async def test_a_plan_that_was_made_for_a_short_queue_is_good_for_a_long_one(database: Database) -> None:
+    worker = uuid7()
+    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0)
+    async with database.pool.acquire() as connection, database.pool.acquire() as other:
+        await connection.execute("UPDATE worker SET status = 'running'")
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
+        await other.execute(fill(1, 20))
+        await explain_prepared(connection, worker, analyze=True)
+        await other.execute(fill(first=1_000_000))
+        plan = await explain_prepared(connection, worker, analyze=True)
+    read = {
+        (node["Relation Name"], node.get("Index Name")): node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        for node in nodes(plan)
+        if "Relation Name" in node
+    }
+    assert max(read.values()) <= 100, read

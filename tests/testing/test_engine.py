@@ -118,3 +118,15 @@ async def test_an_engine_takes_milliseconds(interlock_scratch: Scratch) -> None:
             await engine.apply(GATED)
         took.append(time.perf_counter() - began)
     assert min(took) < 0.5, took
+
+
+async def test_events_come_from_outside_before_their_wait_or_after_it(engine: Engine) -> None:
+    await engine.apply("{name: paid, steps: [{id: a, wait: {event: e, correlation: '${input.of}', timeout: 1h}}]}")
+    waiting = await engine.run("paid", {"of": "1"})
+    assert await engine.event("e", 1, {"n": 1})
+    assert (await engine.look(waiting)).result == {"n": 1}
+    assert not await engine.event("e", "2", {"n": 2})
+    assert (await engine.run("paid", {"of": "2"})).result == {"n": 2}
+    late = await engine.run("paid", {"of": "3"})
+    await engine.advance("1h")
+    assert (await engine.look(late)).reason == "external_timeout"

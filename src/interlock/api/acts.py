@@ -1,5 +1,6 @@
 """/api/acts"""
 
+import asyncio
 import re
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,7 +19,7 @@ from interlock.errors import Invalid, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import RUN, ApprovalState, RunState
-from interlock.store.pool import Row, Tx
+from interlock.store.pool import Tx
 from interlock.wire import Act, NewAct
 
 router = APIRouter(prefix="/api/acts", tags=["acts"])
@@ -46,7 +47,7 @@ async def act(body: NewAct, request: Request, found: Svc, who: Who, wait: Wait =
         # The key may have answered with an act that was begun before; then the poll has to do.
         begun = UUID(orjson.loads(bytes(response.body))["id"])
         await found.database.fetch("watch_run", found.database.clock(), begun, wait + 5)
-        return Json(await _view(found, who, await until_settled(found, who, begun, wait, news)), 201)
+        return Json(await _act(found, who, begun, wait, news), 201)
 
 
 @router.get("/{act_id}", response_model=Act)
@@ -58,10 +59,11 @@ async def show(act_id: UUID, found: Svc, who: Who, wait: Wait = 0.0) -> Response
         raise NotFound(f"no act {act_id}; it is a run of {row['workflow']}", code="ACT_NOT_FOUND")
     with found.follower.watching(act_id) as news:
         await found.database.fetch("watch_run", found.database.clock(), act_id, wait + 5)
-        return Json(await _view(found, who, await until_settled(found, who, act_id, wait, news)))
+        return Json(await _act(found, who, act_id, wait, news))
 
 
-async def _view(found: Services, who: Principal, row: Row) -> dict[str, Any]:
+async def _act(found: Services, who: Principal, act_id: UUID, wait: float, news: asyncio.Event) -> dict[str, Any]:
+    row, _ = await until_settled(found, who, act_id, wait, news)
     status = RunState(row["status"])
     asked = await approvals.listed(found.database, who, status=ApprovalState.REQUESTED, run_id=row["id"])
     is_held = status == RunState.WAITING_APPROVAL and bool(asked)

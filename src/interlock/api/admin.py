@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
 from interlock.api.views import (
     dump,
     flow_view,
@@ -23,21 +23,11 @@ from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.tools import registry
 from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
 
 router = APIRouter(prefix="/api")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-YAML = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/yaml": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "object"}},
-        },
-    }
-}
 
 
 @router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)
@@ -158,17 +148,17 @@ async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
 
 
 @router.get("/tools", response_model=Page[Tool], tags=["tools"])
-async def list_tools(who: Who) -> Response:
+async def list_tools(found: Svc, who: Who) -> Response:
     """The tools that this server loaded; workers load the same INTERLOCK_TOOLS."""
     who.require(Permission.READ)
-    return Json({"items": [tool_view(tool) for tool in registry.all()], "next_cursor": None})
+    return Json({"items": [tool_view(tool) for tool in found.policies.tools.all()], "next_cursor": None})
 
 
 @router.get("/flows", response_model=Page[Flow], tags=["tools"])
-async def list_flows(who: Who) -> Response:
+async def list_flows(found: Svc, who: Who) -> Response:
     """The Python flows that this server loaded; workers load the same INTERLOCK_TOOLS."""
     who.require(Permission.READ)
-    return Json({"items": [flow_view(flow) for flow in registry.flows.all()], "next_cursor": None})
+    return Json({"items": [flow_view(flow) for flow in found.policies.tools.flows.all()], "next_cursor": None})
 
 
 def _require_operator_of_all(who: Who) -> None:

@@ -1,7 +1,7 @@
 """/api/runs"""
 
 import asyncio
-import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -11,27 +11,32 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
+from interlock import tracing
 from interlock.api.services import (
     NUMBER,
     Json,
     Services,
     Svc,
     Who,
+    answered,
+    asked_once,
     change,
     encode_cursor,
     number_cursor,
     page,
     uuid_cursor,
 )
-from interlock.api.views import dump, event_view, new_run_view, run_view
+from interlock.api.views import dump, event_view, new_run_answer, new_run_view, run_view
 from interlock.engine import approvals, runs
 from interlock.engine.idempotency import Answer
 from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
+from interlock.journal import Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
+from interlock.waiting import either
 from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"])
@@ -54,28 +59,52 @@ async def start(
 ) -> Response:
     """Start a run of the newest version of a workflow, or of the one that is asked for."""
     who.require(Permission.START)
-    new = await runs.prepare(
-        found.plans, who, body.workflow, version=body.version, input=body.input,
-        trigger=body.trigger.model_dump() if body.trigger else None, deadline_seconds=body.deadline_seconds,
-        watch_seconds=wait + 5 if wait else None,
+    watch = wait + 5 if wait else None
+    new = await _prepare(found, who, request, body, watch, remembered=True)
+    with found.follower.watching(new.id) as news:
+        response = await _start_at_once(found, who, request, new) if over_cap == "wait" else None
+        if response is None:
+            new = dataclasses.replace(await _prepare(found, who, request, body, watch), id=new.id)
+            response = await _start(found, who, request, new, over_cap)
+        if not wait or response.status_code != 201:
+            return response
+        # The key may have answered with a run that was started before; then the poll has to do.
+        run_id = UUID(orjson.loads(bytes(response.body))["id"])
+        return _run(*await until_settled(found, who, run_id, wait, news), 201, response.headers)
+
+
+async def _prepare(
+    found: Services, who: Principal, request: Request, body: StartRun, watch: float | None, *, remembered: bool = False
+) -> runs.NewRun:
+    trigger = body.trigger.model_dump() if body.trigger else {"source": "api", "ref": None}
+    if traceparent := tracing.current() or tracing.accepted(request.headers.get("traceparent")):
+        trigger["traceparent"] = traceparent
+    return await runs.prepare(
+        found.plans, who, body.workflow, version=body.version, input=body.input, trigger=trigger,
+        deadline_seconds=body.deadline_seconds, watch_seconds=watch, remembered=remembered,
     )  # fmt: skip
 
+
+async def _start_at_once(found: Services, who: Principal, request: Request, new: runs.NewRun) -> Response | None:
+    """In one statement. None: nothing started; the long way finds out why."""
+    if not runs.starts_in_queue(new.plan):
+        return None
+    asked = await asked_once(who, request)
+    answer = await runs.start_once(found.database, who, new, asked, new_run_answer(new, who))
+    return None if answer is None else answered(answer)
+
+
+async def _start(found: Services, who: Principal, request: Request, new: runs.NewRun, over_cap: str) -> Response:
     async def work(tx: Tx) -> Answer:
         if runs.starts_in_queue(new.plan):
             created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
-            row = await runs.start_waiting(tx, found.database, who, new)
+            row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
             view = run_view(row, await read_journal(tx, found.plans, row))
         return Answer(201, dump(view), new.id)
 
-    with found.follower.watching(new.id) as news:
-        response = await change(found, who, request, work)
-        if not wait or response.status_code != 201:
-            return response
-        # The key may have answered with a run that was started before; then the poll has to do.
-        run_id = UUID(orjson.loads(bytes(response.body))["id"])
-        return await _run(found, await until_settled(found, who, run_id, wait, news), 201, response.headers)
+    return await change(found, who, request, work)
 
 
 @router.get("", response_model=Page[Run])
@@ -95,12 +124,12 @@ async def list_runs(
 @router.get("/{run_id}", response_model=Run)
 async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Response:
     who.require(Permission.READ)
-    row = await runs.get(found.database, who, run_id)
+    row, journal = await runs.get_to_show(found.database, found.plans, who, run_id)
     if wait and not _is_settled(row):
         await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
         with found.follower.watching(run_id) as news:
-            row = await until_settled(found, who, run_id, wait, news)
-    return await _run(found, row)
+            row, journal = await until_settled(found, who, run_id, wait, news)
+    return _run(row, journal)
 
 
 @router.post("/{run_id}/approve", response_model=Run)
@@ -196,8 +225,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
                 continue
             if await _has_ended(found, row, after):
                 break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), patience)
+            await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
             if quiet >= HEARTBEAT_SECONDS:
@@ -214,17 +242,19 @@ async def _has_ended(found: Services, row: Row, after: int) -> bool:
     return now is None or (now["completed_at"] is not None and after >= now["seq"])
 
 
-async def until_settled(found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event) -> Row:
+async def until_settled(
+    found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event
+) -> tuple[Row, Journal | None]:
     deadline = asyncio.get_running_loop().time() + wait
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(left, 1.0))
+            await either(news, min(left, 1.0))
         news.clear()
-        row = await runs.get(found.database, who, run_id)
-        if _is_settled(row) or left <= 0 or found.follower.closing.is_set():
-            return row
+        over = left <= 0 or found.follower.closing.is_set()
+        row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)
+        if journal is not None:
+            return row, journal
 
 
 def _is_settled(row: Row) -> bool:
@@ -236,8 +266,8 @@ async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answe
     return Answer(status, dump(view), row["id"])
 
 
-async def _run(found: Services, row: Row, status: int = 200, like: Mapping[str, str] | None = None) -> Response:
-    response = Json(run_view(row, await read_journal(found.database, found.plans, row)), status)
+def _run(row: Row, journal: Journal | None, status: int = 200, like: Mapping[str, str] | None = None) -> Response:
+    response = Json(run_view(row, journal), status)
     if like and "idempotency-replayed" in like:
         response.headers["Idempotency-Replayed"] = like["idempotency-replayed"]
     return response

@@ -1,7 +1,6 @@
 """/api/sessions, /api/messages, /api/agents"""
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -11,10 +10,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
-from interlock.api.admin import YAML
 from interlock.api.approvals import decide_one
 from interlock.api.runs import HEARTBEAT_SECONDS, WATCH_SECONDS, Limit, stop_run
 from interlock.api.services import (
+    YAML,
     Json,
     Services,
     Svc,
@@ -36,6 +35,7 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import EntryType
 from interlock.store.pool import Row, Tx
+from interlock.waiting import either
 from interlock.wire import (
     Agent,
     Approval,
@@ -265,8 +265,7 @@ async def _stream(found: Services, session: Row, place: tuple[int, int], *, unti
             if until_idle and not await found.database.value("session_is_busy", session_id):
                 idle = True  # it may have ended after we looked: what is there now is all there is
                 continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), patience)
+            await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
             if quiet >= HEARTBEAT_SECONDS:

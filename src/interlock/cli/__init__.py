@@ -13,14 +13,19 @@ from interlock.cli import (
     approvals,
     audit,
     chat,
+    events,
     evidence,
     grants,
     policies,
     receipts,
     runs,
+    schedules,
     secrets,
     serve,
+    slack,
     tools,
+    triggers,
+    webhooks,
     workflows,
 )
 from interlock.cli.connection import Flags
@@ -68,13 +73,18 @@ chat.register(app)
 app.command("mcp", epilog=example("interlock mcp", "interlock --key KEY --url https://interlock.example mcp"))(
     tools.serve_mcp
 )
+app.add_typer(events.app, name="event")
 app.add_typer(approvals.app, name="approval")
+app.add_typer(triggers.app, name="trigger")
+app.add_typer(schedules.app, name="schedule")
 app.add_typer(policies.app, name="policy")
 app.add_typer(receipts.app, name="receipt")
 app.add_typer(grants.app, name="grant")
 app.add_typer(audit.app, name="audit")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(secrets.app, name="secret")
+app.add_typer(webhooks.app, name="webhook")
+app.add_typer(slack.app, name="slack")
 admin.register(app)
 app.add_typer(admin.keys, name="key")
 app.add_typer(admin.tenants, name="tenant")

@@ -10,7 +10,7 @@ from interlock.definition import document
 from interlock.definition.fault import Faults, TooManyFaults, described
 from interlock.definition.plan import Agent, Limits, OnReject, Plan, digest_of
 from interlock.definition.section import Section
-from interlock.definition.workflow import NAME_FORM, identifier, max_writes_per_run
+from interlock.definition.workflow import NAME_FORM, caps, identifier
 from interlock.errors import DefinitionInvalid
 
 SCRIPTED = "scripted"
@@ -70,10 +70,10 @@ def _plan(value: Any, faults: Faults) -> Plan:
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.COMPLETE)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
-    most = max_writes_per_run(top)
+    limits = caps(top)
     if faults:
         raise DefinitionInvalid(faults.sorted())
-    return Plan(name, description, on_reject, timeout, (), source, digest_of(source), most, agent=agent)
+    return Plan(name, description, on_reject, timeout, (), source, digest_of(source), *limits, agent=agent)
 
 
 def _model(top: Section) -> str:

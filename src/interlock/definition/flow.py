@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from interlock.definition.expression import Template
-from interlock.definition.plan import OnReject, Plan, Retry, Step, StepKind, digest_of
+from interlock.definition.plan import OnReject, OnTimeout, OutsideEvent, Plan, Retry, Step, StepKind, digest_of
 from interlock.definition.section import NOTHING
 
 _DEFAULTS = Retry()
@@ -21,23 +21,23 @@ def flow_plan(
     description: str = "",
     timeout: float | None = None,
     max_writes_per_run: int | None = None,
+    max_concurrency: int | None = None,
 ) -> Plan:
     """Two flows are the same when name, version and limits are; what they are described as does not matter."""
     source: dict[str, Any] = {"name": name, "flow": version}
     if timeout is not None:
         source["timeout"] = timeout
-    if max_writes_per_run is not None:
-        source["caps"] = {"max_writes_per_run": max_writes_per_run}
+    caps = {"max_writes_per_run": max_writes_per_run, "max_concurrency": max_concurrency}
+    if known := {cap: most for cap, most in caps.items() if most is not None}:
+        source["caps"] = known
     digest = digest_of(source)
-    return Plan(name, description, OnReject.FAIL, timeout, (), source, digest, max_writes_per_run, flow=version)
+    return Plan(
+        name, description, OnReject.FAIL, timeout, (), source, digest, max_writes_per_run, max_concurrency, flow=version
+    )
 
 
 def load_flow(source: Mapping[str, Any]) -> Plan:
-    caps = source.get("caps", {})
-    return flow_plan(
-        source["name"], source["flow"], timeout=source.get("timeout"),
-        max_writes_per_run=caps.get("max_writes_per_run"),
-    )  # fmt: skip
+    return flow_plan(source["name"], source["flow"], timeout=source.get("timeout"), **source.get("caps", {}))
 
 
 def declaration(step: Step, *, hidden: frozenset[str] = frozenset(), with_input: bool = False) -> dict[str, Any]:
@@ -47,6 +47,8 @@ def declaration(step: Step, *, hidden: frozenset[str] = frozenset(), with_input:
         said["tool"] = step.tool
     if step.workflow is not None:
         said |= {"workflow": step.workflow, "version": step.version}
+    if step.event is not None:
+        said["event"] = {"type": step.event.type, "correlation": step.event.correlation.value}
     if step.retry.max_attempts != _DEFAULTS.max_attempts:
         said["max_attempts"] = step.retry.max_attempts
     if with_input:
@@ -59,8 +61,15 @@ def declared_step(key: str, index: int, said: Mapping[str, Any]) -> Step:
     return flow_step(
         key, index, StepKind(said["kind"]), place=said["place"], digest=said["digest"], tool=said.get("tool"),
         input=Template.parse(said["input"]) if "input" in said else NOTHING, workflow=said.get("workflow"),
-        version=said.get("version"), retry=Retry(max_attempts=said.get("max_attempts", _DEFAULTS.max_attempts)),
+        version=said.get("version"), event=awaited_event(**said["event"]) if "event" in said else None,
+        retry=Retry(max_attempts=said.get("max_attempts", _DEFAULTS.max_attempts)),
     )  # fmt: skip
+
+
+def awaited_event(type: str, correlation: Any, timeout: float | None = None) -> OutsideEvent:
+    """A time-out is the flow's to catch; when it is stands in the entry that begins the wait."""
+    span = Template.parse(timeout) if timeout is not None else None
+    return OutsideEvent(type, Template.parse(correlation), span, OnTimeout.FAIL)
 
 
 def flow_step(key: str, index: int, kind: StepKind, **more: Any) -> Step:

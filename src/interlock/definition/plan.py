@@ -16,7 +16,7 @@ from interlock.lifecycle import Term, Tier
 class StepKind(Term):
     TOOL = "tool", "Calls a tool."
     APPROVAL = "approval", "Asks people."
-    WAIT = "wait", "Lets time pass."
+    WAIT = "wait", "Lets time pass, or waits for an event from outside."
     FLOW = "flow", "Runs another workflow or flow, and takes its result."
     MODEL = "model", "Asks a language model what to say and do next."
 
@@ -31,9 +31,18 @@ class OnReject(Term):
     CONTINUE = "continue", "The refused step is skipped and the run goes on."
 
 
+class OnTimeout(Term):
+    FAIL = "fail", "The run fails."
+    CONTINUE = "continue", "The step ends without an output and the run goes on."
+
+
 EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
     {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 )
+
+
+# What the key of a step is continued with in the key of the step that undoes it: no id has a colon.
+UNDO = ":undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,16 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideEvent:
+    """What a step waits for: an event of this type about this one thing. Without a time-out it waits for ever."""
+
+    type: str
+    correlation: Template
+    timeout: Template | None
+    on_timeout: OnTimeout
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     key: str
     index: int
@@ -74,6 +93,10 @@ class Step:
     timeout: float | None
     gate: Gate | None
     duration: Template | None
+    event: OutsideEvent | None = None
+    # The step that undoes this one, and in that step the key of the one it undoes.
+    undo: "Step | None" = None
+    undoes: str | None = None
     # Of a step that runs another workflow: which, and in which version if not the current one.
     workflow: str | None = None
     version: int | None = None
@@ -128,6 +151,8 @@ class Plan:
     digest: str
     # Stricter than the tenant's, never looser.
     max_writes_per_run: int | None = field(default=None, compare=False)
+    # The most of its runs in flight, within what the tenant may have.
+    max_concurrency: int | None = field(default=None, compare=False)
     # The version of the Python flow that says what the steps are; then there are none here.
     flow: str | None = field(default=None, compare=False)
     # The agent that a model and its tool calls make the steps of; then there are none here either.
@@ -165,7 +190,8 @@ class Plan:
     @property
     def tools(self) -> tuple[str, ...]:
         """Each once, in the order of their first use."""
-        return tuple(dict.fromkeys(step.tool for step in self.steps if step.tool is not None))
+        called = (made for step in self.steps for made in (step, step.undo) if made is not None)
+        return tuple(dict.fromkeys(step.tool for step in called if step.tool is not None))
 
 
 def digest_of(source: Mapping[str, Any]) -> str:

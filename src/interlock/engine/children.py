@@ -15,8 +15,10 @@ from interlock.journal import Command, Word, encode
 from interlock.lifecycle import RUN, RunReason, RunState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
+from interlock.wire import Initiator
 
 _BATCH = 200
+_MOST_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +32,25 @@ class Child:
     version: int
     input: Any
     deadline_seconds: float | None
+    # Whether its workflow has a cap.
+    capped: bool = False
+    traceparent: str | None = None
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        traced = {"traceparent": self.traceparent} if self.traceparent else {}
+        return {"source": "run", "ref": str(self.parent["id"]), "initiator": Initiator.SYSTEM, **traced}
 
 
 async def start(tx: Tx, database: Database, children: list[Child]) -> None:
     """In the transaction of the entry that says that the step waits for it: both are there, or neither."""
-    trigger = [encode({"source": "run", "ref": str(child.parent["id"])}) for child in children]
     await tx.fetch(
         "start_runs", database.clock(), [c.id for c in children], [c.parent["tenant_id"] for c in children],
         [c.parent["workspace_id"] for c in children], [c.workflow for c in children], [c.version for c in children],
-        [encode(c.input) for c in children], trigger, [c.parent["requested_by"] for c in children],
+        [encode(c.input) for c in children], [encode(c.trigger) for c in children],
+        [c.parent["requested_by"] for c in children],
         [c.deadline_seconds for c in children], [None] * len(children), [c.parent["requester"] for c in children],
+        *(None,) * 6, False, [c.capped for c in children],
     )  # fmt: skip
     await tx.fetch(
         "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]
@@ -89,5 +100,11 @@ async def _word(tx: Tx, errand: Row) -> Word:
 
 
 async def wake_awaiting(database: Database, flows: Iterable[str], actor: str) -> int:
-    """Runs that wait for code that this worker has."""
-    return len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+    """Runs that wait for code that this worker has. Not without end: others may be putting them back."""
+    total = 0
+    for _ in range(_MOST_BATCHES):
+        woken = len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+        total += woken
+        if woken < _BATCH:
+            break
+    return total

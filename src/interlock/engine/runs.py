@@ -12,12 +12,23 @@ import orjson
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
 from interlock.engine import sessions
-from interlock.engine.outside import OpenRun, move_on, open_run, put_back, read_journal, say
+from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
+from interlock.engine.outside import (
+    OpenRun,
+    entry_of,
+    journal_for,
+    move_on,
+    open_run,
+    put_back,
+    read_journal,
+    save,
+    say,
+)
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Word, encode
+from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -35,6 +46,8 @@ class NewRun:
     trigger: dict[str, Any]
     deadline_seconds: float | None = None
     watch_seconds: float | None = None
+    # The version is the newest that is remembered here, and starts only if there is none newer.
+    if_newest: bool = False
 
 
 async def prepare(
@@ -47,11 +60,14 @@ async def prepare(
     trigger: dict[str, Any] | None = None,
     deadline_seconds: float | None = None,
     watch_seconds: float | None = None,
+    remembered: bool = False,
 ) -> NewRun:
-    found, plan = await plans.current(principal.tenant_id, workflow, version)
+    """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`."""
+    newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
+    found, plan = newest or await plans.current(principal.tenant_id, workflow, version)
     trigger = trigger or {"source": "api", "ref": None}
     deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
-    return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds)
+    return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
 
 
 def starts_in_queue(plan: Plan) -> bool:
@@ -67,25 +83,78 @@ async def start_many(
 
     Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all.
     """
-    rows = await tx.fetch(
+    row = await _start(tx, database, principal, news)
+    assert row is not None
+    if not may_wait:
+        _refuse_to_wait(row["turn"], row["now"])
+    created_at: datetime = row["now"]
+    return created_at
+
+
+async def start_once(
+    database: Database, principal: Principal, new: NewRun, request: Request | None, answer: tuple[str, str]
+) -> Answer | None:
+    """The run, the record of the request and its answer in one statement, which is its own transaction.
+
+    The answer comes in two parts, before and after the time of creation. None: nothing started, because the request
+    was made before or the workflow has a newer version than the one that was remembered.
+    """
+    record = (request.key, request.source, request.hash, KEEP_SECONDS) if request else (None,) * 4
+    with says_in_flight(request):
+        row = await _start(database, database, principal, [new], (*record, *answer))
+    if row is None:
+        return None
+    if request:
+        metrics.idempotency_hits.labels(request.source, "miss").inc()
+    return Answer(201, row["answer"], new.id)
+
+
+async def _start(
+    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun],
+    record: tuple[Any, ...] = (None,) * 6,
+) -> Row | None:  # fmt: skip
+    row = await tx.row(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
+        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news],
     )  # fmt: skip
-    if rows[0]["turn"] is not None and not may_wait:
-        seconds = math.ceil((rows[0]["turn"] - rows[0]["now"]).total_seconds())
+    if row is not None:
+        for new in news:
+            log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+    return row
+
+
+async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
+    """One run, wherever its first step is."""
+    if starts_in_queue(new.plan):
+        await start_many(tx, database, principal, [new])
+    else:
+        await start_waiting(tx, database, principal, new)
+
+
+def _refuse_to_wait(turn: datetime | None, now: datetime) -> None:
+    if turn is not None:
+        seconds = math.ceil((turn - now).total_seconds())
         raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
-    for new in news:
-        log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
-    created_at: datetime = rows[0]["now"]
-    return created_at
 
 
-async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
+async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun, *, may_wait: bool = True) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
     run = await _insert(tx, database, principal, new)
-    return run.row if run.journal is None else await move_on(tx, database, run)
+    if not may_wait:
+        _refuse_to_wait(run.row["wake_at"], run.now)
+    return await _begin(tx, database, run)
+
+
+async def _begin(tx: Tx, database: Database, run: OpenRun) -> Row:
+    if run.journal is None:
+        return run.row
+    if run.row["wake_at"] is not None:
+        # Its place is in a later minute. From there it goes the way of all others: through the queue.
+        return await save(tx, database, run, Leave(RunState.PENDING, wake_at=run.row["wake_at"]))
+    return await move_on(tx, database, run)
 
 
 async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
@@ -94,7 +163,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
-        principal.facts,
+        principal.facts, new.plan.max_concurrency is not None,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
@@ -113,7 +182,21 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
 
 
 async def get(tx: Tx | Database, principal: Principal, run_id: UUID) -> Row:
-    row = await tx.row("get_run", principal.tenant_id, run_id)
+    return _visible(await tx.row("get_run", principal.tenant_id, run_id), principal, run_id)
+
+
+async def get_to_show(
+    tx: Tx | Database, plans: Plans, principal: Principal, run_id: UUID, *, only_settled: bool = False
+) -> tuple[Row, Journal | None]:
+    """The run with its journal; with `only_settled`, the journal comes when the run has come to rest."""
+    row = _visible(await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled), principal, run_id)
+    if row["entries"] is None:
+        return row, None
+    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+    return row, journal_for(row, plan).replay(entry_of(e) for e in row["entries"])
+
+
+def _visible(row: Row | None, principal: Principal, run_id: UUID) -> Row:
     if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
     return row
@@ -151,6 +234,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     before = await read_journal(tx, plans, old)
     if before.seq == 0:
         raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
+    if before.is_undoing:
+        raise Conflict("it undid what it had done; start a new run", code="RUN_COMPENSATED")
     effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_of", principal.tenant_id, run_id)}
     for receipt in effects.values():
         if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):
@@ -172,7 +257,7 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         await tx.row("join_session", new_id, old["session_id"], None, False)
     if before.plan.is_dynamic:
         _carry_over_flow(run.journal, before, old, principal.actor)
-        return await move_on(tx, database, run)
+        return await _begin(tx, database, run)
     for done in before.steps.values():
         if done.status in SETTLED_WELL:
             _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
@@ -180,7 +265,7 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
             # The step failed and its effect happened all the same: that became known later.
             output = effect["output"] or NO_OUTPUT
             _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
-    return await move_on(tx, database, run)
+    return await _begin(tx, database, run)
 
 
 def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:

@@ -35,6 +35,8 @@ async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: P
     source = orjson.dumps(plan.source).decode()
     row = await tx.row("add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, actor)
     assert row is not None
+    if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
+        await tx.fetch("let_in", [tenant], [plan.name])
     return row, True
 
 
@@ -54,10 +56,19 @@ class Plans:
         self._database = database
         self._flows = tools.flows
         self._plans: dict[tuple[UUID, str, int], Plan] = {}
+        self._newest: dict[tuple[UUID, str], int] = {}
         self._published: dict[tuple[UUID, str], int] = {}
 
     def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
         return self._plans.get((tenant_id, name, version))
+
+    def newest(self, tenant_id: UUID, name: str) -> tuple[int, Plan] | None:
+        """What was the newest version when we last looked: for a statement that checks that it still is."""
+        if self._flows.current(name) is not None:
+            return None  # what this process has is what it starts, whatever else was published
+        version = self._newest.get((tenant_id, name))
+        plan = self.known(tenant_id, name, version) if version is not None else None
+        return (version, plan) if version is not None and plan is not None else None
 
     async def get(self, tenant_id: UUID, name: str, version: int) -> Plan:
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version))[1]
@@ -90,6 +101,9 @@ class Plans:
         if key not in self._plans:
             if len(self._plans) >= self._MOST:
                 self._plans.clear()
+                self._newest.clear()
             source = orjson.loads(row["source"])
             self._plans[key] = _LOAD[kind_of(source)](source)
+        if version is None:
+            self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]

@@ -1,5 +1,6 @@
 """What a flow awaits: one step, or several side by side. Whoever runs the flow is handed these and answers them."""
 
+import re
 from collections.abc import Awaitable, Callable, Generator
 from hashlib import sha256
 from typing import Any
@@ -7,6 +8,10 @@ from typing import Any
 import orjson
 
 from interlock.definition.plan import Step
+from interlock.flows.faults import FlowMisused
+
+# Not after an escaped backslash: then it is six characters of text.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Asked:
@@ -74,7 +79,11 @@ def escaped(text: str) -> str:
 
 
 def digest_of_asked(*said: Any) -> str:
-    return sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:32]
+    """Of all that is asked; what could not be written down is refused here, before anything is."""
+    encoded = orjson.dumps(said, option=orjson.OPT_SORT_KEYS, default=str)
+    if _NUL.search(encoded):
+        raise FlowMisused("a NUL character was asked with, which PostgreSQL cannot store")
+    return sha256(encoded).hexdigest()[:32]
 
 
 def described(step: Step) -> str:
@@ -87,4 +96,4 @@ def described(step: Step) -> str:
         case "approval":
             return f'ctx.approve("{step.key}")'
         case _:
-            return "ctx.sleep(…)"
+            return f'ctx.wait(event="{step.event.type}")' if step.event is not None else "ctx.sleep(…)"

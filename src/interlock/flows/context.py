@@ -11,8 +11,9 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from interlock.definition.duration import parse_duration
 from interlock.definition.expression import Template
-from interlock.definition.flow import flow_step
+from interlock.definition.flow import awaited_event, flow_step
 from interlock.definition.plan import EXPIRES_IN, Gate, Retry, StepKind
+from interlock.definition.workflow import is_event_type
 from interlock.flows.asked import Asked, Gathered, SecretPlace, as_template, digest_of_asked, escaped
 from interlock.flows.faults import FlowMisused
 from interlock.lifecycle import Tier
@@ -99,13 +100,46 @@ class FlowContext:
         seconds = _seconds("duration", duration)
         return self._ask("sleep", StepKind.WAIT, [seconds], duration=Template.parse(seconds))
 
+    def wait(
+        self, *, duration: Duration | None = None, event: str | None = None, correlation: str | int | None = None,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Any]:  # fmt: skip
+        """As `wait` in a workflow: for a duration, or for an event from outside, whose payload it gives.
+
+        An event that came before counts. Raises `EventMissed` if none comes in time; without a time-out it waits.
+        """
+        if event is not None and duration is None:
+            return self._wait_for(event, correlation, timeout)
+        if duration is None or event is not None:
+            raise FlowMisused("ctx.wait takes either a duration or an event")
+        if correlation is not None or timeout is not None:
+            raise FlowMisused("only a wait for an event has a correlation and a timeout")
+        seconds = _seconds("duration", duration)
+        return self._ask("wait", StepKind.WAIT, [seconds], duration=Template.parse(seconds))
+
+    def _wait_for(self, event: Any, correlation: Any, timeout: Duration | None) -> Awaitable[Any]:
+        if not isinstance(event, str) or not is_event_type(event):
+            raise FlowMisused(f"{event!r:.120} is not the type of an event; write one such as bank.settled")
+        about = str(correlation) if isinstance(correlation, int) and not isinstance(correlation, bool) else correlation
+        if not isinstance(about, str) or not 0 < len(about) <= 500:
+            raise FlowMisused(f"correlation: expected a number or a text of 1 to 500 characters, not {about!r:.120}")
+        seconds = None if timeout is None else _seconds("timeout", timeout)
+        if seconds == 0:
+            raise FlowMisused("timeout: expected a duration above zero")
+        awaited = awaited_event(event, escaped(about), seconds)
+        return self._ask("wait", StepKind.WAIT, [event, about, seconds], event=awaited)
+
     def child(self, workflow: str, input: Any = None, /, *, version: int | None = None) -> Awaitable[Any]:
         """Start a run of another workflow or flow, wait for its end, and give its result. It is canceled with us."""
         _check_name("workflow", workflow)
         given = _plain(workflow, {} if input is None else input)
+        template = Template.parse(given)
+        if template.secrets:
+            raise FlowMisused(
+                f"the input of {workflow} is kept and shown: a secret can only go into the input of a tool"
+            )
         return self._ask(
-            workflow, StepKind.FLOW, [workflow, version, given], workflow=workflow, version=version,
-            input=Template.parse(given),
+            workflow, StepKind.FLOW, [workflow, version, given], workflow=workflow, version=version, input=template
         )  # fmt: skip
 
     def gather(self, *steps: Awaitable[Any], return_exceptions: bool = False) -> Awaitable[list[Any]]:

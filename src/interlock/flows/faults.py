@@ -1,7 +1,8 @@
 """What goes wrong in a flow.
 
 StepFailed       a step failed for good; the flow may catch it
-└── Rejected     people said no, or nobody decided in time
+├── Rejected     people said no, or nobody decided in time
+└── EventMissed  the event that was waited for did not come in time
 FlowMisused      the flow does what a flow must not, say await something that is not one of its steps
 FlowChanged      the flow asks for something else than its history has
 """
@@ -25,6 +26,10 @@ class Rejected(StepFailed):
     """Of an approval, or of an action that the policy held for people."""
 
 
+class EventMissed(StepFailed):
+    """Of a wait for an event from outside."""
+
+
 class FlowMisused(Exception):
     pass
 
@@ -36,5 +41,10 @@ class FlowChanged(Exception):
 
 
 def step_failed(step: str, reason: RunReason, error: dict[str, Any]) -> StepFailed:
-    people_said_no = reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED)
-    return (Rejected if people_said_no else StepFailed)(step, reason, error)
+    match reason:
+        case RunReason.REJECTED | RunReason.APPROVAL_EXPIRED:
+            return Rejected(step, reason, error)
+        case RunReason.EXTERNAL_TIMEOUT:
+            return EventMissed(step, reason, error)
+        case _:
+            return StepFailed(step, reason, error)

@@ -84,8 +84,9 @@ class Flows:
 
 
 def make_flow(
-    function: Function, name: str, version: str | int | None, retired: bool, timeout: float | None, most: int | None
+    function: Function, name: str, version: str | int | None, *, retired: bool = False, **limits: Any
 ) -> Flow:
+    """`limits` are those of `flow_plan`."""
     if not is_name(name):
         raise Invalid(f"{name!r} is not a flow's name; write lower-case letters, digits, `_`, `.` and `-`")
     if not inspect.iscoroutinefunction(function):
@@ -98,9 +99,10 @@ def make_flow(
         p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
     ):
         raise Invalid(f"flow {name}: {function.__qualname__} takes ctx, or ctx and input")
-    plan = flow_plan(
-        name, named, description=inspect.getdoc(function) or "", timeout=timeout, max_writes_per_run=most
-    )  # fmt: skip
+    for cap in ("max_writes_per_run", "max_concurrency"):
+        if (most := limits.get(cap)) is not None and most < 1:
+            raise Invalid(f"flow {name}: {cap} is at least 1, not {most}")
+    plan = flow_plan(name, named, description=inspect.getdoc(function) or "", **limits)
     return Flow(plan, function, len(parameters) == 2, retired)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -59,6 +60,8 @@ class StepFold:
     reason: str | None = None
     next_run_at: datetime | None = None
     due_at: datetime | None = None
+    # The event from outside that it waits for: type, correlation and, if it has one, the time-out.
+    awaits: dict[str, Any] | None = None
     approval_id: str | None = None
     # What people were asked about and, once they said yes, what they allowed: one exact action.
     asked_digest: str | None = None
@@ -69,7 +72,12 @@ class StepFold:
     # What a person put in place of the workflow's input, field by field.
     edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
+    # What its models took and gave, if it said so.
+    tokens: dict[str, int] | None = None
     idempotency_key: str | None = None
+    # Whether it may be done again after a crash. A write says so with its intent; reading is harmless.
+    idempotent: bool = True
+    duration_ms: float | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
     # The run that this step waits for.
@@ -100,6 +108,7 @@ class Journal:
         "_in_order",
         "asked",
         "end",
+        "ending",
         "failed",
         "plan",
         "reason",
@@ -108,6 +117,7 @@ class Journal:
         "seq",
         "status",
         "steps",
+        "undos",
         "unsaved",
         "values",
     )
@@ -119,8 +129,12 @@ class Journal:
         self.reason: RunReason | None = None
         self.asked = RunReason.CANCELED_BY_USER
         self.failed: StepFold | None = None
+        # How it is to end once all is undone: a reason and an error, or nothing in particular after a cancel.
+        self.ending: dict[str, Any] | None = None
         self.seq = 0
         self.steps = {step.key: StepFold(step) for step in plan.steps}
+        # What would have to be undone, in the order it was done.
+        self.undos: dict[str, StepFold] = {}
         self.scope = Scope(input, trigger, run)
         self.unsaved: list[Entry] = []
         # Of a flow: how it ended, and what it was told by place when it asked for something that changes.
@@ -230,17 +244,18 @@ class Journal:
         elif entry.step is None:
             self._apply_to_run(entry, RunState(entry.to_state))
         else:
-            self._apply_to_step(self._fold_of(entry.step, entry), entry, StepState(entry.to_state))
+            self._apply_to_step(self._met(entry.step, entry), entry, StepState(entry.to_state))
 
     def _apply_note(self, entry: Entry) -> None:
         if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
-            self._edit(self.steps[entry.step], entry.data)
+            self._edit(self.fold_of(entry.step), entry.data)
         elif entry.type == EntryType.VALUE_RECORDED and entry.data:
             self.values[entry.data["place"]] = (entry.data["kind"], entry.data["value"])
 
-    def _fold_of(self, key: str, entry: Entry) -> StepFold:
+    def _met(self, key: str, entry: Entry) -> StepFold:
+        """A step of a flow or an agent is met first in the entry that declares it."""
         if not self.plan.is_dynamic or key in self.steps:
-            return self.steps[key]
+            return self.fold_of(key)
         return self.declare(declared_step(key, len(self.steps), (entry.data or {})["declares"]))
 
     def _edit(self, fold: StepFold, data: dict[str, Any]) -> None:
@@ -249,15 +264,18 @@ class Journal:
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
         self.status = status
-        if self.status == RunState.CANCELING:
+        if entry.event == RunEvent.COMPENSATE:
+            self.ending = (entry.data or {})["ending"]
+            self._cancel_unsettled(self.steps.values(), entry.at)
+        elif self.status == RunState.CANCELING:
             self.asked = RunReason((entry.data or {})["asked"])
         if self.status in RUN.terminal:
             self.reason = RunReason((entry.data or {})["reason"])
             if entry.event and fired_by("run", RunEvent(entry.event), "step"):
-                self._cancel_unsettled(entry.at)
+                self._cancel_unsettled(chain(self.steps.values(), self.undos.values()), entry.at)
 
-    def _cancel_unsettled(self, at: datetime | None) -> None:
-        for fold in self.steps.values():
+    def _cancel_unsettled(self, folds: Iterable[StepFold], at: datetime | None) -> None:
+        for fold in folds:
             if fold.status not in STEP.terminal:
                 fold.status = STEP.move(fold.status, StepEvent.CANCEL)
                 fold.completed_at = at
@@ -281,6 +299,7 @@ class Journal:
                 fold.reclaims += 1
             case StepEvent.PARK:
                 fold.due_at = _moment(data["due_at"]) if "due_at" in data else None
+                fold.awaits = data.get("awaits")
                 fold.child_id = data.get("child")
             case StepEvent.OPEN | StepEvent.HOLD:
                 fold.approval_id = data["approval_id"]
@@ -291,19 +310,29 @@ class Journal:
             case StepEvent.CLAIM:
                 fold.next_run_at = None
                 fold.receipt_id = data.get("receipt_id")
+                fold.idempotent = data.get("idempotent", fold.receipt_id is None)
                 if "started_at" in data:
                     fold.started_at = _moment(data["started_at"])
         if data:
             fold.last_error = data.get("error", fold.last_error)
             fold.reason = data.get("reason", fold.reason)
             fold.cost_usd += data.get("cost_usd", 0.0)
+            fold.duration_ms = data.get("duration_ms", fold.duration_ms)
+            if "costs" in data:
+                fold.tokens = _tokens(data["costs"], fold.tokens)
             fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
         if fold.status in STEP.terminal:
-            if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
-                self.failed = fold
             fold.completed_at = entry.at
             fold.next_run_at = None
             fold.output = entry.output
+            if fold.step.undoes is not None:
+                return
+            if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
+                self.failed = fold
+            # What another run did and this one only asked again is not this one's to undo.
+            undo = fold.step.undo
+            if undo is not None and fold.status == StepState.SUCCEEDED and "replayed_from" not in data:
+                self.undos[undo.key] = StepFold(undo)
             self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
 
     def _is_fatal(self, fold: StepFold) -> bool:
@@ -317,6 +346,30 @@ class Journal:
         while self._first_open < len(folds) and folds[self._first_open].status in ended:
             self._first_open += 1
         return (fold for fold in folds[self._first_open :] if fold.status not in ended)
+
+    def fold_of(self, key: str) -> StepFold:
+        """A step of the workflow, or one that undoes it."""
+        return self.steps.get(key) or self.undos[key]
+
+    def scope_of(self, fold: StepFold) -> Scope:
+        """What its input may refer to: what undoes a step sees what that step returned."""
+        if fold.step.undoes is None:
+            return self.scope
+        return self.scope.seeing(orjson.loads(self.steps[fold.step.undoes].output or NO_OUTPUT))
+
+    def unsettled(self) -> Iterator[StepFold]:
+        """Steps that are not settled, and of what undoes them what is begun."""
+        yield from self.open_steps()
+        yield from (fold for fold in self.undos.values() if fold.attempt and fold.status not in STEP.terminal)
+
+    @property
+    def is_undoing(self) -> bool:
+        return self.ending is not None
+
+    @property
+    def compensation(self) -> list[StepFold]:
+        """What is undone or was, in that order: the last thing done comes first."""
+        return list(reversed(self.undos.values())) if self.is_undoing else []
 
     def result(self) -> str:
         """A run's result is what its flow returned, or the output of the last step that has one."""
@@ -333,7 +386,16 @@ class Journal:
         return sum(fold.receipt_id is not None for fold in self._in_order)
 
     def cost_usd(self) -> float:
-        return sum(fold.cost_usd for fold in self.steps.values())
+        return sum(fold.cost_usd for fold in chain(self.steps.values(), self.undos.values()))
+
+
+def _tokens(costs: list[dict[str, Any]], before: dict[str, int] | None) -> dict[str, int] | None:
+    """Of every attempt; by the names that `ctx.cost` is told them under."""
+    told = [cost for cost in costs if "input_tokens" in cost or "output_tokens" in cost]
+    if not told:
+        return before
+    known = before or {"input": 0, "output": 0}
+    return {way: known[way] + int(sum(cost.get(f"{way}_tokens", 0) for cost in told)) for way in ("input", "output")}
 
 
 def _moment(value: str | datetime) -> datetime:

@@ -155,7 +155,8 @@ class Database:
             try:
                 yield connection
             except asyncio.CancelledError:
-                connection._con.interrupted = True
+                if connection._con is not None:  # the pool may be gone already
+                    connection._con.interrupted = True
                 raise
 
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
@@ -205,6 +206,10 @@ def connection_options(database: Database) -> dict[str, Any]:
             "jit": "off",
             # Whole tables fit in memory or lie on flash here: an index is nearly always the better way in.
             "random_page_cost": "1.1",
+            # And every statement of ours has one. A plan that was made while a table was small, and read whole, would
+            # stay until the table is analyzed: by then there may be a hundred thousand runs in it.
+            "enable_seqscan": "off",
+            "enable_bitmapscan": "off",
         }
     }
 

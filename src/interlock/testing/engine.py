@@ -15,11 +15,13 @@ import orjson
 from interlock.api.views import approval_view, dump, receipt_view, run_view
 from interlock.definition.duration import parse_duration
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, children, leases, policies, runs, secrets, sweeps, tenants, workflows
+from interlock.engine import approvals, children, events, leases, policies, runs, secrets, sweeps, tenants, workflows
 from interlock.engine.outside import read_journal
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.governance.policy import compile_policy
+from interlock.ids import uuid7
+from interlock.journal import encode
 from interlock.settings import Settings
 from interlock.store.pool import Database, Tx
 from interlock.testing.clock import Clock
@@ -166,6 +168,13 @@ class Engine:
         """Let time pass, and do what is due then."""
         self.clock.advance(parse_duration(duration))
         await self.run_to_idle()
+
+    async def event(self, type: str, correlation: str | int, payload: Any = None) -> bool:
+        """Something happens outside. True if a step waited for it; else it is kept for the first that will."""
+        new = events.NewEvent(str(uuid7()), type, str(correlation), encode({} if payload is None else payload))
+        row = await self.database.command(lambda tx: events.send(tx, self.database, self._plans, self.tester, new))
+        await self.run_to_idle()
+        return row["run_id"] is not None
 
     async def cancel(self, run: Run | str, *, reason: str | None = None) -> Run:
         run_id = _id(run)

@@ -135,6 +135,8 @@ class Registry:
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
         self.flows = Flows()
+        # Grows with every change, so that who made something of the tools can see that it is out of date.
+        self.edition = 0
 
     def add(self, tool: Tool) -> None:
         known = self._tools.get(tool.name)
@@ -150,6 +152,7 @@ class Registry:
     def put(self, tool: Tool) -> None:
         """In place of whatever has its name."""
         self._tools[tool.name] = tool
+        self.edition += 1
 
     def copy(self) -> "Registry":
         """Another with the same in it, to be changed by itself."""
@@ -233,6 +236,7 @@ def flow(
     retired: bool = False,
     timeout: str | float | None = None,
     max_writes_per_run: int | None = None,
+    max_concurrency: int | None = None,
     register: Registry | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make an async function a flow: started by its name like a workflow, and run again from its journal.
@@ -243,7 +247,10 @@ def flow(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         seconds = None if timeout is None else parse_duration(timeout)
-        made = make_flow(function, name, version, retired, seconds, max_writes_per_run)
+        made = make_flow(
+            function, name, version, retired=retired, timeout=seconds, max_writes_per_run=max_writes_per_run,
+            max_concurrency=max_concurrency,
+        )  # fmt: skip
         (register or registry).flows.add(made)
         return function
 

@@ -12,13 +12,14 @@ from uuid import UUID
 
 import orjson
 
+from interlock import tracing
 from interlock.agents import model_call
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.children import Child
-from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.outside import entry_of, journal_for, trace_end
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
 from interlock.flows import Replay
@@ -27,8 +28,10 @@ from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import (
     NO_OUTPUT,
+    TIMED_OUT,
     Ask,
     AskKind,
+    Awaited,
     Command,
     Entry,
     EntryType,
@@ -45,6 +48,7 @@ from interlock.journal import (
     ask,
     conclude,
     encode,
+    wind_up,
 )
 from interlock.lifecycle import ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 from interlock.store.pool import Row
@@ -62,6 +66,7 @@ from interlock.worker.executor import (
     finish,
     prepare,
     prepare_as,
+    propose_read,
     reconcile,
 )
 from interlock.worker.flush import Unacceptable
@@ -79,9 +84,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail", "_orphaned",
-        "_overdue", "_said_at", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_unsaid", "_wake", "_worker",
-        "_zero", "journal", "lease", "row", "task",
+        "_actor", "_asks", "_awaits", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail",
+        "_orphaned", "_overdue", "_said_at", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent",
+        "_undoing", "_unsaid", "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -109,6 +114,7 @@ class Driver:
         self._inline: tuple[StepFold, float] | None = None
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
+        self._awaits: list[Awaited] = []
         self._intents: list[Intent] = []
         self._seals: list[Seal] = []
         self._children: list[Child] = []
@@ -120,7 +126,9 @@ class Driver:
         self._overdue = False
         self._begun = False
         self._orphaned = False
+        self._undoing = False
         self._spent_before = 0.0
+        self._traceparent: str | None = None
 
     def now(self) -> datetime:
         if (fixed := self._worker.database.clock()) is not None:
@@ -176,7 +184,10 @@ class Driver:
 
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
+        self.lease.capped = plan.max_concurrency is not None
         self.journal = journal_for(self.row, plan)
+        given = self.journal.scope.trigger.get("traceparent")
+        self._traceparent = given if tracing.spans is None else tracing.run_traceparent(self.lease.run_id, given)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
             # if the run continues another one, or had a gate or a wait before its first step.
@@ -189,10 +200,13 @@ class Driver:
         # Whoever woke the run may have looked at the clock after the claim did: what was due then is due now.
         self._zero = max(self._zero, entries[-1]["at"]) if entries else self._zero
         self._spent_before = self.journal.cost_usd()
+        self._undoing = self.journal.is_undoing
         self._orphaned = _nobody_went_on(entries)
         self._take_up_flow()
 
     def _take_up_flow(self) -> None:
+        if self._flow is not None:
+            self._flow.close()  # of a journal that could not be written
         plan = self.journal.plan
         if plan.flow is None or (flow := self._worker.shop.tools.flows.find(plan.name, plan.flow)) is None:
             return
@@ -220,17 +234,16 @@ class Driver:
             raise LeaseLost("somebody else holds the run now")
 
     def _advance(self) -> Next:
-        """Questions to people are kept until the entries that open them are saved."""
-        if self._flow is None or self.journal.status == RunState.CANCELING:
-            following = advance(self.journal, self.now())
-            self._asks += following.ask
-            return following
+        """Questions to people and waits for events are kept until the entries that open them are saved."""
+        flow = self._flow if self.journal.status != RunState.CANCELING else None
         while True:
-            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
-            self._flow.resume()
+            if flow is not None:
+                flow.resume()
             following = advance(self.journal, self.now())
             self._asks += following.ask
-            if not self._flow.has_news():
+            self._awaits += following.await_
+            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
+            if flow is None or not flow.has_news():
                 return following
 
     async def _stand_trial(self) -> None:
@@ -238,7 +251,7 @@ class Driver:
 
         One of them may be what kills the workers. Side by side they would all reach the limit together.
         """
-        if not any(fold.reclaims for fold in self.journal.open_steps()):
+        if not any(fold.reclaims for fold in self.journal.unsettled()):
             return
         while self._worker.on_trial is not None and not (self._mail or self._worker.draining):
             self._wake.clear()
@@ -275,7 +288,7 @@ class Driver:
             for fold in self._advance().start:
                 if fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold):
                     self.journal.begin(fold)
-        for fold in list(self.journal.open_steps()):
+        for fold in list(self.journal.unsettled()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
                 await self._reclaim_step(fold)
 
@@ -309,14 +322,16 @@ class Driver:
         if self._mail:
             await self._take_mail()
         following = self._advance()
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
         then = following.then
-        if self._overdue and not self._has_come_to_its_end(then):
-            then = Stop(
-                Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
-            )
+        if self._overdue and not self._undoing and not self._has_come_to_its_end(then):
+            then = Stop(TIMED_OUT)
         if isinstance(then, Stop):
             await self._interrupt()
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, then.ending or Settle(RunEvent.STOPPED, self.journal.asked), actor=self._actor)
+            if then is None:
+                return False
         if self._lacks_flow and not isinstance(then, Settle):
             return await self._await_flow()
         if then is not None:
@@ -336,6 +351,14 @@ class Driver:
                 self._do(call)
             await self._next_outcome()
         return False
+
+    async def _begin_to_undo(self) -> None:
+        """Before anything is undone: what the run still asked and waited for is withdrawn with this very write."""
+        self._undoing = True
+        await self._save(stops=True)
+        self.lease.status = RunState.CANCELING
+        if self.journal.has_children():
+            self._worker.run_errands()
 
     def _is_alone(self, call: Call) -> bool:
         """Nothing else can move while it is done."""
@@ -364,7 +387,12 @@ class Driver:
             if isinstance(call, Failed):
                 self._begin(fold)
                 self._settle_failure(fold, call, 0.0)
-            elif call.action is None or await self._passes(call):
+            elif fold.step.kind is StepKind.MODEL:
+                calls.append(call)  # what it wants done is judged, call by call
+            elif call.action is None:
+                if self._worker.gate.lets_read(self.lease.tenant_id, call.tool.name) or await self._may_read(call):
+                    calls.append(call)
+            elif await self._passes(call):
                 calls.append(call)
         return calls
 
@@ -379,18 +407,24 @@ class Driver:
             self._fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
             return
         child = Child(
-            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout
+            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout,
+            plan.max_concurrency is not None, self._traceparent,
         )  # fmt: skip
         data = {"child": str(child.id), "workflow": step.workflow, "version": version}
         self.journal.move_step(fold, StepEvent.PARK, actor=self._actor, data=data)
         self._children.append(child)
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
+        shop, run, tenant = self._worker.shop, self.lease.run_id, self.lease.tenant_id
+        scope = self.journal.scope_of(fold)
         if fold.step.kind is StepKind.MODEL:
-            shop = self._worker.shop
             tool = model_call(self._worker.database, shop.tools, self.row, self.journal, partial(self._hear, fold))
-            return prepare_as(tool, shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
-        return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+            call = prepare_as(tool, shop, fold, scope, run, tenant)
+        else:
+            call = prepare(shop, fold, scope, run, tenant)
+        if self._traceparent is not None and isinstance(call, Call):
+            call.context._traceparent = self._traceparent
+        return call
 
     async def _passes(self, call: Call) -> bool:
         fold = call.fold
@@ -401,7 +435,28 @@ class Driver:
             self._begin(fold)
             self._fail(fold, over, RunReason.CAP_EXCEEDED)
             return False
-        verdict = await self._worker.gate.judge(self.row, fold, call.action, self.now())
+        passed = await self._judged(fold, call.action)
+        if passed is not None:
+            self._declare(call, passed)
+        return passed is not None
+
+    async def _may_read(self, call: Call) -> bool:
+        """Judged anew at every try. Nothing is declared before it: what let it through goes with the step's end."""
+        if await self._worker.gate.needs_no_judge(self.lease.tenant_id, call.tool.name):
+            return True
+        action = propose_read(self._worker.shop, call)
+        if isinstance(action, Failed):
+            self._begin(call.fold)
+            self._settle_failure(call.fold, action, 0.0)
+            return False
+        passed = await self._judged(call.fold, action)
+        if passed is not None:
+            call.grounds = _grounds(passed)
+        return passed is not None
+
+    async def _judged(self, fold: StepFold, action: ProposedAction) -> Pass | None:
+        """What is denied or held is taken down here."""
+        verdict = await self._worker.gate.judge(self.row, fold, action, self.now())
         match verdict:
             case Deny(decision):
                 self._begin(fold)
@@ -411,18 +466,22 @@ class Driver:
                     "rules": list(decision.rule_ids),
                 }
                 self._fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
-                return False
+                return None
             case Hold(decision, about):
                 self._begin(fold)
                 data = {"decision": decision.recorded()}
                 self._asks.append(ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
-                return False
+                return None
             case Pass():
-                self._declare(call, verdict)
-                return True
+                return verdict
 
     def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
-        """Against the stricter of two caps. Another try at a write that was counted is not another write."""
+        """Against the stricter of two caps. Another try at a write that was counted is not another write.
+
+        What undoes one is none either: a run that went over its cap must still be able to take back what it did.
+        """
+        if fold.step.undoes is not None:
+            return None
         caps = {"tenant": self.row["max_writes_per_run"], "workflow": self.journal.plan.max_writes_per_run}
         known = [(cap, whose) for whose, cap in caps.items() if cap is not None]
         if not known or fold.receipt_id is not None or self.journal.effects() < min(known)[0]:
@@ -430,26 +489,29 @@ class Driver:
         cap, whose = min(known)
         return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
 
-    def _declare(self, call: Call, verdict: Pass) -> None:
+    def _declare(self, call: Call, passed: Pass) -> None:
         """The intent is committed before the effect begins, so that after a crash we know that it may have happened."""
         assert call.action is not None
         call.receipt_id = uuid7()
         key = call.context.idempotency_key
-        data = {"receipt_id": str(call.receipt_id), "decision": verdict.decision.recorded(), "idempotency_key": key}
-        if verdict.approval_id:
-            data["allowed_by"] = f"approval:{verdict.approval_id}"
-        elif verdict.grant_id:
-            data["allowed_by"] = f"grant:{verdict.grant_id}"
-        elif verdict.by_sender:
-            data["allowed_by"] = f"auto_approve:{self.row['requested_by']}"
+        data = {"receipt_id": str(call.receipt_id), "idempotency_key": key, **_grounds(passed)}
+        if call.tool.idempotent:
+            data["idempotent"] = True
         self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
         self._intents.append(
             Intent(
                 id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
                 digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
-                approval_id=verdict.approval_id, request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                approval_id=passed.approval_id,
+                request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                reverses=self._reverses(call.fold),
             )
         )  # fmt: skip
+
+    def _reverses(self, fold: StepFold) -> UUID | None:
+        """The receipt of what it undoes, if that was this run's own write."""
+        done = self.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
+        return UUID(done.receipt_id) if done is not None and done.receipt_id is not None else None
 
     def _metadata(self, value: Any, tool: Tool) -> Any:
         return metadata(value, allow=tool.show, salt=self._worker.shop.salts(self.lease.tenant_id))
@@ -475,7 +537,7 @@ class Driver:
             )
             self._fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
         elif prior.status == ReceiptState.SUCCEEDED:
-            data = {"receipt_id": str(prior.id), "replayed_from": str(prior.run_id)}
+            data = {"replayed_from": str(prior.run_id)} | ({"receipt_id": str(prior.id)} if prior.id else {})
             self.journal.move_step(
                 fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=prior.output or NO_OUTPUT
             )
@@ -537,7 +599,7 @@ class Driver:
 
     async def _next_outcome(self) -> None:
         """Wait for a step, for mail, or for the time of a retry or a wait that runs beside the steps."""
-        times = [t for f in self.journal.open_steps() for t in (f.next_run_at, f.due_at) if t is not None]
+        times = [t for f in self.journal.unsettled() for t in (f.next_run_at, f.due_at) if t is not None]
         patience = max((min(times) - self.now()).total_seconds(), 0.0) if times else None
         if not self._finished and not self._mail:
             try:
@@ -568,6 +630,7 @@ class Driver:
                 data: dict[str, object] = {"duration_ms": duration_ms, **_costs(context)}
                 if context._idempotency_key:
                     data["idempotency_key"] = context._idempotency_key
+                data |= call.grounds or {}
                 if reconciled:
                     data["reconciled"] = True
                 self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
@@ -576,7 +639,7 @@ class Driver:
                 if fold.step.kind is StepKind.MODEL:
                     self._tell_whole(fold)
             case Failed():
-                self._settle_failure(fold, outcome, duration_ms)
+                self._settle_failure(fold, outcome, duration_ms, call.grounds)
             case Interrupted():
                 self._tell_rest(fold)
                 self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
@@ -586,11 +649,15 @@ class Driver:
         """With the entry that settles the step, in one transaction."""
         if fold.receipt_id is not None:
             shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
-            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
+            releases = self._reverses(fold) if state == ReceiptState.FAILED else None
+            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown, releases))
 
-    def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
+    def _settle_failure(
+        self, fold: StepFold, failed: Failed, duration_ms: float, grounds: dict[str, Any] | None = None
+    ) -> None:
         self._unsaid, self._said_at = "", 0.0
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
+        data |= grounds or {}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
         retry = fold.step.retry
@@ -617,7 +684,7 @@ class Driver:
             self._note_slow(*self._inline)
         for key, (_, began) in self._tasks.items():
             if began < at:
-                self._note_slow(self.journal.steps[key], began)
+                self._note_slow(self.journal.fold_of(key), began)
 
     def _note_slow(self, fold: StepFold, began: float) -> None:
         if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
@@ -677,8 +744,9 @@ class Driver:
     async def _interrupt_if_asked(self) -> None:
         words = await inbox.read(self._worker.database, self.lease.run_id)
         urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
-        # Once: it may be busy undoing what it did.
-        if urgent and self._inline is not None and self.task is not None and not self.task.cancelling():
+        # What undoes a step is not stopped: the run does already what it is told to. Once: it may be busy cleaning up.
+        stoppable = self._inline is not None and self._inline[0].step.undoes is None
+        if urgent and stoppable and self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     async def _take_mail(self) -> None:
@@ -706,15 +774,17 @@ class Driver:
 
     # ------------------------------------------------------------ writing and letting go
 
-    async def _save(self, drained: list[int] | None = None) -> Answer:
-        return await self._write(
-            Write(self.lease, self.journal.take_unsaved(), beside=self._take_beside(), drained=drained or [])
-        )
+    async def _save(self, drained: list[int] | None = None, *, stops: bool = False) -> Answer:
+        beside = self._take_beside(stops=stops)
+        return await self._write(Write(self.lease, self.journal.take_unsaved(), beside=beside, drained=drained or []))
 
-    def _take_beside(self) -> Beside:
+    def _take_beside(self, *, stops: bool = False) -> Beside:
         """What has to be committed with the entries that speak of it."""
-        beside = Beside(self._asks, self._intents, self._seals, self._children)
-        self._asks, self._intents, self._seals, self._children = [], [], [], []
+        beside = Beside(
+            self._asks, self._intents, self._seals, self._awaits, stops, self._children,
+            stops_children=stops and self.journal.has_children(),
+        )  # fmt: skip
+        self._asks, self._intents, self._seals, self._awaits, self._children = [], [], [], [], []
         return beside
 
     async def _write(self, write: Write) -> Answer:
@@ -730,19 +800,24 @@ class Driver:
 
     async def _await_flow(self) -> bool:
         """The version that the run began with is not here. It waits for a worker that has it, and says so."""
-        awaits = self.journal.plan.awaited
-        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=awaits)
-        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits": awaits})
-        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), awaits=awaits)
+        flow = self.journal.plan.awaited
+        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=flow)
+        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits_flow": flow})
+        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
 
-    async def let_go(self, leave: Leave, awaits: str | None = None) -> bool:
+    async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
+        if self._awaits:
+            # While the run is still ours: what it is to wait for may have come already.
+            await self._save()
+            if self._mail:
+                return False
         entries, beside = self.journal.take_unsaved(), self._take_beside()
         kept_back = beside
         if leave.reason is not None and self.journal.has_children():
             beside = replace(beside, stops_children=True)
-        if awaits is not None:
-            beside = replace(beside, awaits=awaits)
+        if undeployed is not None:
+            beside = replace(beside, undeployed=undeployed)
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
@@ -773,6 +848,7 @@ class Driver:
             "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
             duration_ms=round(seconds * 1000),
         )  # fmt: skip
+        trace_end(self.row, self.now(), leave.status, leave.reason)
 
     def _must_yield(self) -> bool:
         if self._tasks or self._finished or self._worker.on_trial is self:
@@ -790,13 +866,13 @@ class Driver:
             error = {"type": "Unacceptable", "message": why.replace("\x00", "\ufffd")[:2000]}
             data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
             self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
-        then = self._advance().then
+        then: object = self._advance().then
         if isinstance(then, Stop):
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
-        if isinstance(then, Settle):
-            await self._leave(then)
-        elif self._flow is not None:
-            await self.let_go(Leave(self.lease.status, queue=True))  # the flow may know what to do about it
+            ending = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, ending, actor=self._actor)
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
+        await (self._leave(then) if isinstance(then, Settle) else self.let_go(Leave(self.journal.status, queue=True)))
 
 
 def _nobody_went_on(entries: list[Row]) -> bool:
@@ -805,6 +881,11 @@ def _nobody_went_on(entries: list[Row]) -> bool:
     Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
     """
     return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED
+
+
+def _grounds(passed: Pass) -> dict[str, Any]:
+    grounds: dict[str, Any] = {"decision": passed.decision.recorded()}
+    return grounds | {"allowed_by": passed.allowed_by} if passed.allowed_by else grounds
 
 
 def _costs(context: Context | None) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""The gate: every write is judged by its tenant's policy, and refused, held for people, or let through."""
+"""The gate: what a tool does is judged by its tenant's policy, and refused, held for people, or let through.
+
+Every write is. A read is where the policy has a rule that could say anything but yes.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,9 +39,8 @@ class Pass:
 
     decision: Decision
     approval_id: UUID | None = None
-    grant_id: UUID | None = None
-    # The sender of the message let pass in advance what is not high.
-    by_sender: bool = False
+    # An approval, a standing grant, or the sender of a message to an agent.
+    allowed_by: str | None = None
 
 
 Verdict = Deny | Hold | Pass
@@ -48,6 +50,15 @@ class Gate:
     def __init__(self, database: Database, policies: Policies) -> None:
         self._database = database
         self._policies = policies
+
+    def lets_read(self, tenant_id: UUID, tool: str) -> bool:
+        """Without asking anybody: the policy in force is at hand, and has nothing against this tool whoever asks."""
+        policy = self._policies.at_hand(tenant_id)
+        return policy is not None and policy.always_allows(tool)
+
+    async def needs_no_judge(self, tenant_id: UUID, tool: str) -> bool:
+        policy = await self._policies.current(tenant_id, patience=float("inf"))
+        return policy.always_allows(tool)
 
     async def judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
         try:
@@ -69,7 +80,8 @@ class Gate:
                 decision.policy_digest,
             ):
                 # People said yes to exactly this, under exactly this policy. Anything else is a new question.
-                return Pass(decision, UUID(fold.approval_id) if fold.approval_id else None)
+                assert fold.approval_id is not None
+                return Pass(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
             case Answer.NEEDS_APPROVAL:
                 return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
             case _:
@@ -80,14 +92,14 @@ class Gate:
         tier = decision.tier or Tier.HIGH
         if not in_advance(tier, two_person=decision.two_person):
             return None
-        if row["auto_approve"] and not decision.approvers and not decision.reason_required:
-            return Pass(decision, by_sender=True)
         asker = row["requested_by"]
+        if row["auto_approve"] and not decision.approvers and not decision.reason_required:
+            return Pass(decision, allowed_by=f"auto_approve:{asker}")
         grant = await grants.matching(
             self._database, row["tenant_id"], action.tool, action.plain_fields, tier, asker,
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
-        return Pass(decision, grant_id=grant["id"]) if grant else None
+        return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
 
 
 def _about(decision: Decision, action: ProposedAction) -> dict[str, Any]:

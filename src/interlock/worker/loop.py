@@ -24,6 +24,7 @@ from interlock.store.notify import INBOX, POLICY, READY, Listener
 from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
+from interlock.waiting import either
 from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
@@ -32,14 +33,8 @@ from interlock.worker.gate import Gate
 FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
 _BUSY_RETRY_SECONDS = 0.003
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Not `wait_for`: before Python 3.12 it swallows a cancellation that comes together with the event, and a worker
-    that is told to end would go on for ever."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
+# Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
+_HEAD_START = 4
 
 
 class Worker:
@@ -119,8 +114,7 @@ class Worker:
             for task in [*tasks, stopping, *self._side_tasks]:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), 10)
+            await either(self._idle, 10)
             self.drivers.clear()
             self.abandoning = False
 
@@ -150,12 +144,10 @@ class Worker:
         claiming.cancel()
         for driver in self.drivers.values():
             driver._wake.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.settings.drain_seconds)
+        await either(self._idle, self.settings.drain_seconds)
         self.abandoning = True
         self._cancel_drivers()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), 10)
+        await either(self._idle, 10)
 
     def _cancel_drivers(self) -> None:
         for driver in list(self.drivers.values()):
@@ -211,7 +203,7 @@ class Worker:
                     pause = await self._claim_once(Tx(connection))
                     unsure = False
                     if pause:
-                        await _either(self._wake, pause)
+                        await either(self._wake, pause)
             except TRANSIENT as error:
                 log.warning("claim_retry", error=str(error) or type(error).__name__)
                 if connection is not None:
@@ -239,6 +231,8 @@ class Worker:
         claim = await leases.claim(tx, self.database.clock(), self.me, self.capacity - len(self.drivers))
         self._take_up(claim.runs)
         if claim.dry:
+            for _ in range(_HEAD_START):
+                await asyncio.sleep(0)
             rested = await leases.rest(tx, claim.dry)
             if rested and len(claim.dry) == claim.lanes:
                 return self.settings.poll_seconds
@@ -257,6 +251,7 @@ class Worker:
 
     def _take_up(self, rows: list[Row]) -> None:
         for row in rows:
+            self.policies.seen(row["tenant_id"], row["policy_version"])
             if row["id"] in self.drivers:
                 # Given back and claimed again before its driver was told: it is taken up when that one has left.
                 asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
@@ -291,10 +286,10 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         """Raises LeaseLost when the database says so, or when we could not ask for so long that it must have."""
-        interval = min(self.settings.lease_seconds / 3, 10.0)
+        interval = min(self.settings.lease_seconds / 3, self.settings.heartbeat_seconds)
         last = time.monotonic()
         while True:
-            await _either(self._suspicious, interval)
+            await either(self._suspicious, interval)
             self._suspicious.clear()
             try:
                 await leases.beat(self.database, self.me)

@@ -4,11 +4,11 @@ ALTER TABLE run
   -- The step of the parent that waits for this run.
   ADD COLUMN parent_step text,
   -- The flow, with its version, that no worker which looked at the run has. One that has it wakes the run.
-  ADD COLUMN awaits text,
+  ADD COLUMN awaits_flow text,
   ADD CONSTRAINT run_parent_step CHECK (parent_step IS NULL OR parent_run_id IS NOT NULL),
-  ADD CONSTRAINT run_awaits CHECK (awaits IS NULL OR status = 'waiting_external');
+  ADD CONSTRAINT run_awaits_flow CHECK (awaits_flow IS NULL OR status = 'waiting_external');
 CREATE INDEX run_of_parent ON run (parent_run_id, id) WHERE parent_run_id IS NOT NULL;
-CREATE INDEX run_awaiting ON run (awaits) WHERE awaits IS NOT NULL;
+CREATE INDEX run_awaiting ON run (awaits_flow) WHERE awaits_flow IS NOT NULL;
 
 -- What one run has to tell another: written in the transaction that it tells of, delivered in one of its own. A run
 -- that ends must not lock its parent, nor a parent its children: they would meet half-way.

@@ -12,21 +12,30 @@ WITH due AS MATERIALIZED (
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
-         awaits = NULL,
-         status = CASE WHEN due.status = 'pending' THEN 'pending' ELSE 'running' END,
+         awaits_flow = NULL,
+         status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
-  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before, due.wake_at
+  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
+            CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
     FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
+), in_order AS MATERIALIZED (
+  SELECT tenant_id, id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
+    FROM (SELECT * FROM woken ORDER BY wake_at, id) AS by_time
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), before = 'pending', false
-    FROM (SELECT tenant_id, id, before FROM woken ORDER BY wake_at, id) AS in_order
+  SELECT tenant_id, id, turn, fresh, false FROM in_order WHERE capped IS NULL
+), held AS (
+  INSERT INTO held_back (tenant_id, workflow, run_id, turn, fresh, lost)
+  SELECT tenant_id, capped, id, turn, fresh, false FROM in_order WHERE capped IS NOT NULL
+  RETURNING run_id
 ), woke AS MATERIALIZED (
-  SELECT wake_lane(tenant_id) FROM (SELECT DISTINCT tenant_id FROM woken ORDER BY tenant_id) AS lanes
+  SELECT CASE WHEN capped IS NULL THEN wake_lane(tenant_id)::text ELSE let_in(tenant_id, capped)::text END
+    FROM (SELECT DISTINCT tenant_id, capped FROM in_order, (SELECT count(*) FROM held) AS _
+           ORDER BY tenant_id, capped) AS lanes
 )
 SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
   FROM woken, (SELECT count(*) FROM woke) AS _;
@@ -62,23 +71,25 @@ WITH lost AS MATERIALIZED (
          seq = (SELECT max(entry.seq) FROM entry WHERE entry.run_id = run.id) + 1
     FROM lost
    WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = lost.id AND run.lease_worker = lost.lease_worker
-  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until
+  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until, run.resume_count,
+            CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data)
   SELECT freed.id, freed.seq, freed.tenant_id, coalesce($1, now()), 'orphan_detected', freed.lease_token,
          'system:sweep', jsonb_build_object('worker', worker.name, 'last_heartbeat', worker.heartbeat_at)
     FROM freed JOIN worker ON worker.id = freed.lease_worker
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, true FROM freed
+  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, true, capped FROM freed
 ), returned AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = true
     FROM (SELECT tenant_id, count(*)::int AS runs FROM freed GROUP BY tenant_id) AS gone
    WHERE lane.tenant_id = gone.tenant_id
 )
-SELECT id, tenant_id, lease_worker, pg_notify('interlock_ready', '')::text,
-       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
-  FROM freed;
+SELECT freed.id, freed.tenant_id, freed.lease_worker, freed.resume_count, worker.name AS worker, worker.heartbeat_at,
+       pg_notify('interlock_ready', '')::text,
+       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', freed.id::text)::text END
+  FROM freed JOIN worker ON worker.id = freed.lease_worker;
 
 -- name: overdue_runs
 SELECT tenant_id, id FROM run
@@ -105,11 +116,17 @@ UPDATE lane SET in_flight = counted.leases FROM counted
  WHERE tenant_id = $1 AND in_flight <> counted.leases
 RETURNING in_flight;
 
+-- name: workflows_held_back
+SELECT DISTINCT tenant_id, workflow FROM held_back;
+
 -- name: forget_expired_keys
 DELETE FROM idempotency
  WHERE (tenant_id, key) IN (
-   SELECT tenant_id, key FROM idempotency WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
- );
+   SELECT tenant_id, key FROM idempotency
+    WHERE coalesce(forget_at, expires_at) <= coalesce($1, now())
+    LIMIT $2 FOR UPDATE SKIP LOCKED
+ )
+RETURNING key;
 
 -- name: open_runs_below
 SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL;

@@ -1,0 +1,71 @@
+"""The gate: what it costs to judge a write, and what a step that writes costs more than one that reads.
+
+The writes are low in risk and allowed by the policy a tenant starts with. Besides being proposed, digested and judged,
+a write has its intent on disk before it begins and leaves a receipt; the difference to a read has all of that in it.
+"""
+
+import statistics
+import time
+from datetime import UTC, datetime
+from functools import partial
+
+import bench.noop_tools  # noqa: F401 — its tools are registered
+from bench import engine
+from bench.figures import Figure, Goal, Spread, figure
+from bench.session import Session
+from bench.throughput import seconds_to_end
+from interlock.engine.policies import Policies
+from interlock.engine.runs import prepare
+from interlock.journal import Journal
+from interlock.tools import registry
+from interlock.worker.gate import Gate, Pass
+
+_RUNS, _WARM_UP, _BURSTS = 600, 100, 3
+_JUDGED = 2000
+_GOAL = Goal("≤", 300)
+
+
+async def measure(session: Session) -> list[Figure]:
+    judged, reads, writes = [], [], []
+    for number in range(session.effort.repetitions):
+        async with engine.opened(session.stage) as side:
+            judged.append(await session.calmly(f"gate, round {number + 1}, judging", partial(_judge, side)))
+            async with side.workers(1):
+                for workflow, times in ((engine.READS, reads), (engine.WRITES, writes)):
+                    what = f"gate, round {number + 1}, {workflow}"
+                    times.append(await _microseconds_per_step(session, what, side, workflow))
+    pulses = session.take_pulses()
+    return [
+        Figure("gate: propose, digest, judge", "µs", Spread(judged), Spread(judged), Spread(judged), _GOAL, pulses),
+        figure("step that reads | writes, receipt and all", "µs", reads, writes, pulses=pulses),
+    ]
+
+
+async def _judge(side: engine.Engine) -> float:
+    """Microseconds for each, in the same process as whoever asks, which is where a worker's gate is."""
+    gate = Gate(side.database, Policies(side.database, registry))
+    new = await prepare(side.plans, side.principal, engine.WRITES)
+    [fold, *_] = Journal(new.id, new.plan, input=None, trigger=None, run={}).steps.values()
+    row = {
+        "id": new.id, "tenant_id": side.principal.tenant_id, "workspace_id": None, "workflow": new.workflow,
+        "requester": side.principal.facts, "requested_by": side.principal.actor,
+    }  # fmt: skip
+    tool, now = registry.find("bench.write"), datetime.now(UTC)
+    assert tool is not None
+    began = 0.0
+    for number in range(_JUDGED + _WARM_UP):
+        if number == _WARM_UP:
+            began = time.perf_counter()
+        arguments = {"charge": f"ch_{number}", "amount": number}
+        verdict = await gate.judge(row, fold, tool.propose(arguments, arguments, ()), now)
+        assert isinstance(verdict, Pass), verdict
+    return (time.perf_counter() - began) / _JUDGED * 1e6
+
+
+async def _microseconds_per_step(session: Session, what: str, side: engine.Engine, workflow: str) -> float:
+    await seconds_to_end(side, _WARM_UP, partial(side.enqueue_of, workflow))
+    bursts = [
+        await session.calmly(what, lambda: seconds_to_end(side, _RUNS, partial(side.enqueue_of, workflow)))
+        for _ in range(_BURSTS)
+    ]
+    return statistics.median(bursts) / (_RUNS * engine.STEPS_THAT_ACT) * 1e6
