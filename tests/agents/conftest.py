@@ -52,7 +52,7 @@ script:
   - match: '^purge'
     turns:
       - calls: [{tool: shop.purge, args: {}}]
-      - say: It is gone.
+      - say: "I was told: {result}"
   - match: '^slowly'
     turns:
       - say: This takes a very long time to say and is never said to its end.

@@ -85,7 +85,7 @@ script:
     [question] = await talk.held(sent["run_id"])
     await talk.post(f"/api/approvals/{question['id']}/reject", {"reason": "no"})
     run = await talk.ended(sent["run_id"])
-    assert (run["reason"], run["result"]["text"]) == ("completed", "A person did not allow it: no")
+    assert (run["reason"], run["result"]["text"]) == ("completed", '{"error":"A person did not allow it: no"}')
 
 
 async def test_a_call_that_does_not_fit_its_tool_is_told_to_the_model_and_never_made(talk: Talk) -> None:
@@ -96,10 +96,14 @@ async def test_a_call_that_does_not_fit_its_tool_is_told_to_the_model_and_never_
     assert "amount: Field required" in run["steps"][0]["output"]["calls"][0]["problem"]
 
 
-async def test_what_policy_forbids_ends_the_run(talk: Talk) -> None:
+async def test_what_policy_forbids_is_not_done_and_the_model_is_told(talk: Talk) -> None:
     sent = await talk.told("purge")
     run = await talk.ended(sent["run_id"])
-    assert (run["status"], run["reason"], talk.refunds) == ("failed", "policy_denied", [])
+    assert (run["status"], run["reason"], talk.refunds) == ("succeeded", "completed", [])
+    assert "The policy does not allow it: forbidden by purge" in run["result"]["text"]
+    assert [(step["key"], step["status"]) for step in run["steps"]] == [
+        ("model", "succeeded"), ("shop.purge", "failed"), ("model#2", "succeeded"),
+    ]  # fmt: skip
 
 
 async def test_a_model_that_fails_fails_the_run_and_a_retry_asks_it_again(talk: Talk) -> None:
@@ -126,6 +130,42 @@ async def test_auto_approve_never_passes_what_is_high(talk: Talk) -> None:
     sent = await talk.told("large", auto_approve=True)
     [question] = await talk.held(sent["run_id"])
     assert (question["tier"], talk.refunds) == ("high", [])
+
+
+NAMED = """
+@id("reads") permit(principal, action in Action::"read", resource);
+@id("refund") @decision("needs_approval") @tier("med") %s
+  permit(principal, action == Action::"shop.refund", resource);
+"""
+
+
+@pytest.mark.parametrize("asks", ['@two_person("true")', '@approvers("finance")'])
+async def test_what_asks_for_others_is_not_confirmed_by_who_talks_to_the_agent(talk: Talk, asks: str) -> None:
+    assert (await talk.http.put("/api/policy", content=(NAMED % asks).encode())).status_code in (200, 201)
+    _, made = await talk.post("/api/keys", {"name": "me", "role": "admin", "groups": ["finance"]})
+    me = Talk(talk.rig, talk.rig.http(made["key"]))
+    sent = await me.told("refund ch_1 40", auto_approve=True)
+    [question] = await talk.held(sent["run_id"])
+    status, body = await me.post(f"/api/approvals/{question['id']}/approve")
+    assert (status, body["code"], talk.refunds) == (403, "SELF_APPROVAL", [])
+
+
+async def test_who_edits_an_agents_action_asks_for_it(talk: Talk) -> None:
+    sent = await talk.told("refund ch_1 40")
+    [question] = await talk.held(sent["run_id"])
+    status, edited = await talk.post(f"/api/approvals/{question['id']}/approve", {"patch": {"amount": 41}})
+    assert (status, edited["status"]) == (200, "requested"), edited
+    status, body = await talk.post(f"/api/approvals/{question['id']}/approve")
+    assert (status, body["code"]) == (403, "SELF_APPROVAL")
+
+
+async def test_a_key_of_an_agent_confirms_nothing_in_its_own_session(talk: Talk) -> None:
+    bot = Talk(talk.rig, talk.rig.http(await talk.rig.key("bot", "agent")))
+    sent = await bot.told("refund ch_1 40")
+    [question] = await talk.held(sent["run_id"])
+    for path in (f"/api/approvals/{question['id']}/approve", f"/api/runs/{sent['run_id']}/approve"):
+        status, body = await bot.post(path)
+        assert (status, body["code"]) == (403, "AGENT_MAY_NOT_APPROVE")
 
 
 async def test_who_talks_to_an_agent_may_let_it_act_but_not_on_what_is_high(talk: Talk) -> None:

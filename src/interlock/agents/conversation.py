@@ -16,7 +16,7 @@ from pydantic_ai.messages import (
 from interlock.agents.names import wire_name
 from interlock.journal import Journal, StepFold
 from interlock.journal.turns import Reply, model_steps
-from interlock.lifecycle import StepState
+from interlock.lifecycle import RunReason, StepState
 
 
 def conversation(journals: Iterable[tuple[str, Journal]], instructions: str) -> list[ModelMessage]:
@@ -45,6 +45,8 @@ def _answer(call: Any, fold: StepFold | None) -> ToolReturnPart:
     if fold.status == StepState.SUCCEEDED:
         return ToolReturnPart(name, orjson.loads(fold.output or "null"), call_id)
     why = (fold.last_error or {}).get("message") or "it was not done"
-    if fold.reason in ("rejected", "approval_expired"):
-        return ToolReturnPart(name, f"A person did not allow it: {why}", call_id, outcome="denied")
+    if fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED):
+        return ToolReturnPart(name, f"A person did not allow it: {why}", call_id, outcome="failed")
+    if fold.reason == RunReason.POLICY_DENIED:
+        return ToolReturnPart(name, f"The policy does not allow it: {why}", call_id, outcome="failed")
     return ToolReturnPart(name, f"It failed: {why}", call_id, outcome="failed")

@@ -77,7 +77,8 @@ def question_of(approval: Row) -> Question:
     return Question(
         Tier(approval["tier"]), approval["two_person"],
         frozenset(filter(None, (approval["requested_by"], approval["edited_by"]))),
-        is_action=approval["kind"] != AskKind.GATE, in_session=approval["session_id"] is not None,
+        is_action=approval["kind"] != AskKind.GATE,
+        by_agent=approval["session_id"] is not None and approval["edited_by"] is None,
         groups=frozenset(groups), reason_required=approval["reason_required"],
     )  # fmt: skip
 

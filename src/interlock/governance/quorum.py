@@ -1,8 +1,10 @@
 """Quorum: who may decide on an approval, and when it is decided. The only place that says so.
 
-In code and never in policy: who asked for an action cannot approve it (in a session it is the agent that asks, and its
-user may approve what is not high), approvers are distinct people, agents never approve (their role
-has no such permission), and an answer given in advance never satisfies `high` or two people.
+In code and never in policy: who asked for an action cannot approve it, approvers are distinct people, agents never
+approve (their role has no such permission), and an answer given in advance never satisfies `high` or two people.
+
+In a session it is the agent that comes up with an action. Whoever talks to it may confirm what is not `high`, if the
+policy asks for one person and does not say who.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,14 +17,14 @@ from interlock.lifecycle import ApprovalEvent, Tier
 class Question:
     """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it.
 
-    `in_session`: an agent came up with the action. Whoever talks to it may let it do what is not high.
+    `by_agent`: the asker's agent came up with it, in their own session, and nobody has changed it since.
     """
 
     tier: Tier
     two_person: bool
     askers: frozenset[str]
     is_action: bool = False
-    in_session: bool = False
+    by_agent: bool = False
     groups: frozenset[str] = field(default_factory=frozenset)
     reason_required: bool = False
 
@@ -63,8 +65,9 @@ def refusal(
 
 
 def _needs_another(question: Question) -> bool:
-    own_action = question.is_action and not question.in_session
-    return own_action or question.two_person or question.tier == Tier.HIGH
+    """Whether a yes of the asker's own would be no second pair of eyes."""
+    is_own = question.is_action and not (question.by_agent and not question.groups)
+    return is_own or question.two_person or question.tier == Tier.HIGH
 
 
 def outcome(question: Question, votes: Sequence[Vote]) -> ApprovalEvent | None:

@@ -336,6 +336,8 @@ class Journal:
             self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
 
     def _is_fatal(self, fold: StepFold) -> bool:
+        if self.plan.agent is not None and fold.reason == RunReason.POLICY_DENIED:
+            return False  # its model is told, and may do something else
         return not self.plan.is_dynamic or fold.reason in FATAL
 
     # ------------------------------------------------------------ reading
