@@ -38,7 +38,9 @@ class Settings(BaseSettings):
     event_keep_seconds: PositiveFloat = Field(
         7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
     )
-    retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
+    retention_days: PositiveInt | None = Field(
+        None, description="Journal months older than this are dropped, with what was said to agents in them."
+    )
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
     lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from interlock.agents.conversation import conversation
-from interlock.engine import sessions
+from interlock.engine import audit, sessions, sweeps
 from tests.agents.conftest import Talk
 from tests.rig import Rig
 
@@ -361,3 +361,30 @@ async def test_without_an_agent_the_built_in_one_does_as_it_is_told(talk: Talk) 
     assert "scripted model" in (await talk.ended(again["run_id"]))["result"]["text"]
     assert [a["name"] for a in (await talk.get("/api/agents"))["items"]] == ["assistant", "support"]
     assert (await talk.get("/api/workflows"))["items"] == []
+
+
+# ---------------------------------------------------------------- retention
+
+
+async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> None:
+    rig = talk.rig
+    object.__setattr__(rig.settings, "retention_days", 30)
+    old = (await talk.told("hello"))["session_id"]
+    kept = await talk.told("hello")
+    later = (await talk.told("again", session_id=kept["session_id"], queue=True))["message_id"]
+    for session in (old, kept["session_id"]):
+        async with rig.worker():
+            await settled(talk, session)
+    # As if it had been said after the month that goes.
+    await rig.sql("UPDATE message SET run_id = $1 WHERE id = $2", UUID(int=2**128 - 1), UUID(later))
+    rig.clock.advance(100 * 86400)
+    await sweeps.tend(rig.database, rig.notary.signing.key())
+    assert len(await rig.sql("SELECT FROM message")) == 3, "its evidence is not there yet"
+    await audit.seal_all(rig.database, rig.notary.signing)
+    await rig.prove()
+    await sweeps.tend(rig.database, rig.notary.signing.key())
+    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM message")] == [later]
+    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM session")] == [kept["session_id"]]
+    assert (await talk.http.get(f"/api/sessions/{old}")).status_code == 404
+    said = await talk.told("still there?", session_id=kept["session_id"])
+    assert (await talk.ended(said["run_id"]))["result"]["text"] == "You said: still there?"

@@ -172,6 +172,13 @@ async def _start_next(database: Database, plans: Plans, row: Row, tx: Tx) -> Non
     await _begin(tx, database, session, message, version, plan)
 
 
+async def forget(database: Database, floor: UUID) -> None:
+    """What was said in runs below `floor`, whose journals go; and sessions in which nothing is left."""
+    for statement in ("forget_said", "forget_sessions"):
+        while len(await database.fetch(statement, floor, _BATCH)) == _BATCH:
+            pass
+
+
 async def memory(database: Database, row: Row, plan: Plan) -> list[tuple[str, Journal]]:
     """What was said in the session before this run, oldest first, each with what was done about it."""
     if row["session_id"] is None:

@@ -108,3 +108,20 @@ SELECT id FROM active;
 -- A run is under way, or something that was said waits for one. Asked with the session locked, the answer stays true.
 SELECT EXISTS (SELECT FROM run WHERE session_id = $1 AND completed_at IS NULL)
     OR EXISTS (SELECT FROM message WHERE session_id = $1 AND run_id IS NULL);
+
+-- name: forget_said
+DELETE FROM message
+ WHERE (session_id, number) IN (SELECT session_id, number FROM message WHERE run_id < $1 LIMIT $2)
+RETURNING id;
+
+-- name: forget_sessions
+-- Whoever is just saying something to one has its row locked, and keeps it.
+DELETE FROM session
+ WHERE id IN (
+   SELECT id FROM session
+    WHERE id < $1
+      AND NOT EXISTS (SELECT FROM message WHERE message.session_id = session.id)
+      AND NOT EXISTS (SELECT FROM run WHERE run.session_id = session.id AND run.id >= $1)
+    LIMIT $2 FOR UPDATE SKIP LOCKED
+ )
+RETURNING id;
