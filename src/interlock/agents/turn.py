@@ -71,7 +71,7 @@ async def _ask(
         response = stream.get()
     if response.state == "incomplete":
         raise Retryable("the model's answer broke off")
-    _count(ctx, agent, response)
+    count(ctx, response, agent.model.partition(":")[0])
     [kept] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
     return {
         "text": response.text or "", "calls": _calls(response, offered, journal), "response": kept,
@@ -140,13 +140,13 @@ def _checked(tool: Tool, part: Any) -> dict[str, Any]:
         return {"problem": f"The arguments of {tool.name} are not a JSON object: {error}"}
 
 
-def _count(ctx: Context, agent: Agent, response: Any) -> None:
+def count(ctx: Context, response: Any, provider: str) -> None:
     """Tokens always; what they cost where the price is known."""
     try:
         usd = float(response.cost().total_price)
     except (LookupError, ValueError, AssertionError):
         usd = 0.0
     ctx.cost(
-        usd, provider=response.provider_name or agent.model.partition(":")[0], model=response.model_name,
+        usd, provider=response.provider_name or provider, model=response.model_name,
         input_tokens=response.usage.input_tokens, output_tokens=response.usage.output_tokens,
     )  # fmt: skip
