@@ -25,13 +25,14 @@ from interlock.engine.workflows import Plans
 from interlock.errors import Invalid
 from interlock.integrations import deliver_forever, use_settings
 from interlock.integrations.artifacts import Artifacts
-from interlock.settings import Settings
+from interlock.settings import Settings, mcp_file
 from interlock.store import embedded
 from interlock.store import migrate as migrations
 from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools, registry
+from interlock.tools.mcp import load_mcp
 from interlock.waiting import either
 from interlock.worker.loop import Worker
 from interlock.worker.sweeper import prove_forever, sweep_forever
@@ -100,6 +101,7 @@ def work(settings: Settings, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     load_tools(settings.tools)
+    load_mcp(mcp_file(settings), registry)
     run_loop(_work(settings, database_url(settings), concurrency))
     tracing.close()
     # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
@@ -136,6 +138,7 @@ def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> 
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     load_tools(settings.tools)
+    load_mcp(mcp_file(settings), registry)
     url = database_url(settings)
     try:
         return run_loop(_up(settings, url, workers, concurrency))

@@ -15,7 +15,11 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
+    model: str | None = Field(
+        None, description="provider:name of the built-in assistant's model; unset: a script that does as it is told."
+    )
     tools: str = Field("", description="Python files or modules with `@tool`s and `@flow`s, comma-separated.")
+    mcp: Path | None = Field(None, description="The file with the MCP servers; else mcp.json in the data.")
     bootstrap_key: str | None = Field(
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
     )
@@ -34,7 +38,9 @@ class Settings(BaseSettings):
     event_keep_seconds: PositiveFloat = Field(
         7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
     )
-    retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
+    retention_days: PositiveInt | None = Field(
+        None, description="Journal months older than this are dropped, with what was said to agents in them."
+    )
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
     lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")
@@ -69,6 +75,10 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")
+
+
+def mcp_file(settings: Settings) -> Path:
+    return settings.mcp or settings.data_dir / "mcp.json"
 
 
 def share_metrics(data_dir: Path) -> None:

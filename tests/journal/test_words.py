@@ -6,7 +6,7 @@ import pytest
 
 from interlock.definition.workflow import parse
 from interlock.journal import Command, Journal, Settle, Stop, Wait, Word, advance, apply_word
-from interlock.lifecycle import RunEvent, RunReason, RunState
+from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent
 from tests.journal.player import BEGINNING, journal, journal_of, lines, states, succeed
 
 GATED = "[{id: a, tool: t.do}, {id: gate, approval: {}}, {id: b, tool: t.do}, {id: c, tool: t.do, needs: [gate]}]"
@@ -80,6 +80,30 @@ def test_on_reject_complete_lets_a_step_in_flight_finish() -> None:
     decide(made, "expired")
     assert states(made) == {"gate": "skipped", "x": "running", "y": "skipped"}
     assert advance(made, BEGINNING).then is None
+
+
+def test_on_reject_complete_closes_the_other_questions_but_not_the_waits() -> None:
+    steps = """[{id: gate, approval: {}}, {id: other, approval: {}, needs: []}, {id: then, tool: t.do},
+                {id: nap, wait: {duration: 5m}, needs: []}]"""
+    made = asked(steps, "complete")
+    decide(made, "rejected")
+    assert states(made) == {"gate": "skipped", "other": "skipped", "then": "skipped", "nap": "waiting_external"}
+
+
+@pytest.mark.parametrize("on_reject", ["fail", "continue"])
+def test_without_it_the_other_questions_stay_open(on_reject: str) -> None:
+    made = asked("[{id: gate, approval: {}}, {id: other, approval: {}, needs: []}]", on_reject)
+    decide(made, "rejected")
+    assert states(made)["other"] == "waiting_approval"
+
+
+def test_on_reject_complete_leaves_what_is_in_doubt_to_people() -> None:
+    made = asked("[{id: gate, approval: {}}, {id: x, tool: t.do, needs: []}]", "complete")
+    doubted = made.steps["x"]
+    made.move_step(doubted, StepEvent.CLAIM, actor="w", data={"receipt_id": "r"})
+    made.move_step(doubted, StepEvent.HOLD, actor="w", data={"approval_id": "d", "digest": "r"})
+    decide(made, "rejected")
+    assert states(made) == {"gate": "skipped", "x": "waiting_approval"}
 
 
 def test_a_word_about_another_question_or_one_that_is_answered_changes_nothing() -> None:

@@ -46,7 +46,7 @@ async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
 @router.get("/workflows", response_model=Page[Workflow], tags=["workflows"])
 async def list_workflows(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
     who.require(Permission.READ)
-    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1)
+    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1, False)
     return Json(page(rows, limit, workflow_view, key="name"))
 
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from interlock import __version__, tracing
 from interlock.api import (
+    acts,
     admin,
     approvals,
     audit,
@@ -22,6 +23,7 @@ from interlock.api import (
     runs,
     schedules,
     secrets,
+    sessions,
     slack,
     triggers,
 )
@@ -39,7 +41,7 @@ def create_app(services: Services) -> FastAPI:
     )  # fmt: skip
     app.state.services = services
     for module in (
-        runs, events, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack,
+        runs, sessions, acts, events, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack,
         triggers, schedules, hooks,
     ):  # fmt: skip
         app.include_router(module.router)

@@ -22,13 +22,19 @@ router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
 @router.get("", response_model=Page[Approval])
 async def list_approvals(
-    found: Svc, who: Who, status: ApprovalState | None = None, run_id: UUID | None = None, cursor: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    found: Svc, who: Who, status: ApprovalState | None = None, run_id: UUID | None = None,
+    session_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> Response:  # fmt: skip
     """Newest first."""
     who.require(Permission.READ)
     rows = await approvals.listed(
-        found.database, who, status=status, run_id=run_id, cursor=uuid_cursor(cursor), limit=limit + 1
+        found.database,
+        who,
+        status=status,
+        run_id=run_id,
+        session_id=session_id,
+        cursor=uuid_cursor(cursor),
+        limit=limit + 1,
     )
     votes = await found.database.fetch("votes_on", [row["id"] for row in rows])
     return Json(page(rows, limit, lambda row: approval_view(row, votes)))
@@ -43,12 +49,12 @@ async def show(approval_id: UUID, found: Svc, who: Who) -> Response:
 
 @router.post("/{approval_id}/approve", response_model=Approval)
 async def approve(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
-    return await _decide(approval_id, request, found, who, body or Decide(), approves=True)
+    return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
 
 
 @router.post("/{approval_id}/reject", response_model=Approval)
 async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
-    return await _decide(approval_id, request, found, who, body or Decide(), approves=False)
+    return await decide_one(approval_id, request, found, who, body or Decide(), approves=False)
 
 
 @router.post("/decide", response_model=Page[Decided])
@@ -81,7 +87,7 @@ def _uuid(text: str) -> UUID:
         raise Invalid(f"{text!r} is not an id") from None
 
 
-async def _decide(
+async def decide_one(
     approval_id: UUID, request: Request, found: Services, who: Principal, body: Decide, *, approves: bool
 ) -> Response:
     who.require(Permission.APPROVE)

@@ -11,6 +11,8 @@ from interlock.store.pool import Database
 class Follower:
     def __init__(self, database: Database, also: dict[str, Handler] | None = None) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        # A session's reader waits for the run that is under way in it as well.
+        self._also: dict[asyncio.Event, str] = {}
         self._listener = Listener(database, {RUN: self._on_run, **(also or {})})
         self.closing = asyncio.Event()
 
@@ -34,9 +36,21 @@ class Follower:
         try:
             yield event
         finally:
-            self._waiting[key].discard(event)
-            if not self._waiting[key]:
-                del self._waiting[key]
+            self.listen(event, None)
+            self._forget(key, event)
+
+    def listen(self, event: asyncio.Event, run_id: object | None) -> None:
+        """Set it for this run too, in place of the last that it was set for."""
+        if (before := self._also.pop(event, None)) is not None:
+            self._forget(before, event)
+        if run_id is not None:
+            self._also[event] = str(run_id)
+            self._waiting.setdefault(str(run_id), set()).add(event)
+
+    def _forget(self, key: str, event: asyncio.Event) -> None:
+        self._waiting[key].discard(event)
+        if not self._waiting[key]:
+            del self._waiting[key]
 
     def _on_run(self, run_id: str) -> None:
         groups = [self._waiting.get(run_id, set())] if run_id else list(self._waiting.values())

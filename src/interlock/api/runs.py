@@ -49,8 +49,8 @@ OverCap = Annotated[
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 # How long a run announces its entries after somebody last said that they follow it.
-_WATCH_SECONDS = 90.0
-_HEARTBEAT_SECONDS = 15.0
+WATCH_SECONDS = 90.0
+HEARTBEAT_SECONDS = 15.0
 
 
 @router.post("", status_code=201, response_model=Run)
@@ -70,7 +70,7 @@ async def start(
             return response
         # The key may have answered with a run that was started before; then the poll has to do.
         run_id = UUID(orjson.loads(bytes(response.body))["id"])
-        return _run(*await _until_settled(found, who, run_id, wait, news), 201, response.headers)
+        return _run(*await until_settled(found, who, run_id, wait, news), 201, response.headers)
 
 
 async def _prepare(
@@ -128,7 +128,7 @@ async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Respons
     if wait and not _is_settled(row):
         await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
         with found.follower.watching(run_id) as news:
-            row, journal = await _until_settled(found, who, run_id, wait, news)
+            row, journal = await until_settled(found, who, run_id, wait, news)
     return _run(row, journal)
 
 
@@ -147,15 +147,15 @@ async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: De
 
 @router.post("/{run_id}/cancel", response_model=Run)
 async def cancel(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
-    return await _stop(run_id, request, found, who, body, interrupt=False)
+    return await stop_run(run_id, request, found, who, body, interrupt=False)
 
 
 @router.post("/{run_id}/interrupt", response_model=Run)
 async def interrupt(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
-    return await _stop(run_id, request, found, who, body, interrupt=True)
+    return await stop_run(run_id, request, found, who, body, interrupt=True)
 
 
-async def _stop(
+async def stop_run(
     run_id: UUID, request: Request, found: Services, who: Principal, body: Stop | None, *, interrupt: bool
 ) -> Response:
     who.require(Permission.STOP)
@@ -209,8 +209,8 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
     yield b"retry: 1000\n\n"
     with found.follower.watching(run_id) as news:
         while not found.follower.closing.is_set():
-            if clock() - watched > _WATCH_SECONDS / 3:
-                await found.database.fetch("watch_run", found.database.clock(), run_id, _WATCH_SECONDS)
+            if clock() - watched > WATCH_SECONDS / 3:
+                await found.database.fetch("watch_run", found.database.clock(), run_id, WATCH_SECONDS)
                 watched = clock()
             news.clear()
             entries = await found.database.fetch("entries_after", run_id, after, 500)
@@ -228,7 +228,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
             await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
-            if quiet >= _HEARTBEAT_SECONDS:
+            if quiet >= HEARTBEAT_SECONDS:
                 quiet = 0.0
                 yield b": still here\n\n"
         else:
@@ -242,7 +242,7 @@ async def _has_ended(found: Services, row: Row, after: int) -> bool:
     return now is None or (now["completed_at"] is not None and after >= now["seq"])
 
 
-async def _until_settled(
+async def until_settled(
     found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event
 ) -> tuple[Row, Journal | None]:
     deadline = asyncio.get_running_loop().time() + wait

@@ -10,7 +10,7 @@ from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.flows import Flow
-from interlock.journal import Journal, StepFold
+from interlock.journal import EntryType, Journal, StepFold
 from interlock.lifecycle import SETTLED_WELL, STEP, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
@@ -160,6 +160,37 @@ def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
         "expires_at": row["expires_at"],
         "resolved_at": row["resolved_at"],
     }
+
+
+def session_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "agent", "run_id", "waiting", "auto_approve", "workspace_id", "messages", "created_at")
+    return {column: row[column] for column in columns} | {
+        "status": "busy" if row["run_id"] or row["waiting"] else "idle",
+        "cost_usd": float(row["cost_usd"]),
+        "created_by": row["created_by"].rpartition(":")[0],
+    }
+
+
+def message_view(row: Row) -> dict[str, Any]:
+    result = _json(row["result"])
+    return {column: row[column] for column in ("id", "number", "content", "run_id", "reason")} | {
+        "by": row["sent_by"].rpartition(":")[0],
+        "at": row["sent_at"],
+        "status": row["status"] or "queued",
+        "answer": result.get("text") if isinstance(result, dict) else None,
+    }
+
+
+def session_event_view(row: Row, session_id: UUID) -> dict[str, Any]:
+    """As in the run's own stream; the first event of a run has the message too."""
+    view = event_view(row, session_id)
+    if row["type"] == EntryType.RUN_CREATED:
+        view["data"]["message"] = (_json(row["input"]) or {}).get("message")
+    return view
+
+
+def agent_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
+    return workflow_view(row, with_source=with_source) | {"model": (_json(row["source"]) or {}).get("model")}
 
 
 def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:

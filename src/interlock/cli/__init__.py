@@ -9,8 +9,10 @@ import typer
 
 from interlock.cli import (
     admin,
+    agents,
     approvals,
     audit,
+    chat,
     events,
     evidence,
     grants,
@@ -21,6 +23,7 @@ from interlock.cli import (
     secrets,
     serve,
     slack,
+    tools,
     triggers,
     webhooks,
     workflows,
@@ -64,6 +67,12 @@ def options(
 serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
+app.add_typer(agents.app, name="agent")
+app.add_typer(tools.app, name="tools")
+chat.register(app)
+app.command("mcp", epilog=example("interlock mcp", "interlock --key KEY --url https://interlock.example mcp"))(
+    tools.serve_mcp
+)
 app.add_typer(events.app, name="event")
 app.add_typer(approvals.app, name="approval")
 app.add_typer(triggers.app, name="trigger")

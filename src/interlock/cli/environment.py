@@ -25,9 +25,12 @@ def read_settings(**flags: Any) -> "Settings":
 
 
 def tools_here() -> "Registry":
-    """The tools that INTERLOCK_TOOLS names, as a worker here would load them."""
-    spec = read_settings().tools
+    """The tools that INTERLOCK_TOOLS names, and those of MCP servers, as a worker here would load them."""
+    settings = read_settings()
+    from interlock.settings import mcp_file
     from interlock.tools import load_tools, registry
+    from interlock.tools.mcp import load_mcp
 
-    load_tools(spec)
+    load_tools(settings.tools)
+    load_mcp(mcp_file(settings), registry)
     return registry

@@ -1,4 +1,4 @@
-"""The commands that are Interlock itself: up, worker, demo, tools, flows, db."""
+"""The commands that are Interlock itself: up, worker, demo, flows, db."""
 
 from typing import Annotated, Any
 
@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=example("interlock up", "interlock up --workers 4 --port 9000"))(up)
     app.command(epilog=example("interlock worker --concurrency 200"))(worker)
     app.command(epilog=example("interlock demo", "interlock demo --yes"))(demo)
-    app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock tools"))(tools)
     app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock flows"))(flows)
     app.add_typer(db, name="db")
 
@@ -60,14 +59,6 @@ def demo(
     from interlock import main
 
     return main.demo(settings, yes=yes, console=show.console())
-
-
-def tools(as_json: Json = False) -> None:
-    """List the tools that INTERLOCK_TOOLS names, as a worker here would load them."""
-    from interlock.wire import Page, Tool
-
-    found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
-    show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
 
 
 def flows(as_json: Json = False) -> None:

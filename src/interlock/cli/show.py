@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from interlock.wire import (
+        Agent,
         Compensation,
         Event,
         Flow,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         OutsideEvent,
         Page,
         Run,
+        Session,
         Step,
         StoredSecret,
         Tenant,
@@ -262,6 +264,24 @@ WORKFLOWS: "Columns[Workflow]" = {
     "version": lambda workflow: str(workflow.version),
     "digest": lambda workflow: workflow.digest[:19],
     "created": lambda workflow: moment(workflow.created_at),
+}
+
+AGENTS: "Columns[Agent]" = {
+    "name": lambda agent: visible(agent.name),
+    "version": lambda agent: str(agent.version),
+    "model": lambda agent: visible(agent.model),
+    "digest": lambda agent: agent.digest[:19],
+    "created": lambda agent: moment(agent.created_at),
+}
+
+SESSIONS: "Columns[Session]" = {
+    "id": lambda session: session.id,
+    "agent": lambda session: visible(session.agent),
+    "status": lambda session: Text(session.status, style="cyan" if session.status == "busy" else ""),
+    "messages": lambda session: str(session.messages),
+    "cost": lambda session: f"${session.cost_usd:.4f}" if session.cost_usd else "",
+    "by": lambda session: visible(session.created_by),
+    "created": lambda session: moment(session.created_at),
 }
 
 TOOLS: "Columns[Tool]" = {

@@ -4,10 +4,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
+from uuid import UUID
 
 from interlock.client.call import Call, at, delete, endpoint, get, post, send_text
 from interlock.lifecycle import ApprovalState, RunState, Tier
 from interlock.wire import (
+    Act,
+    Agent,
     Approval,
     AuditEntry,
     AuditVerdict,
@@ -24,9 +27,13 @@ from interlock.wire import (
     Grant,
     Health,
     Key,
+    Message,
+    NewAct,
     NewGrant,
     NewKey,
+    NewMessage,
     NewSchedule,
+    NewSession,
     NewSlackUser,
     NewTenant,
     NewTrigger,
@@ -41,7 +48,9 @@ from interlock.wire import (
     Run,
     Schedule,
     SendEvent,
+    Sent,
     SentEvent,
+    Session,
     SigningKey,
     SlackChannel,
     SlackUser,
@@ -212,6 +221,76 @@ class Api:
         """The same vote on several approvals, each answered for itself: one that is refused stops no other."""
         body = BulkDecide(ids=list(ids), decision=decision, reason=reason)
         return post("/api/approvals/decide", Page[Decided], body)
+
+    # ------------------------------------------------------------ sessions
+
+    @endpoint
+    def apply_agent(self, text: str) -> Call[Agent]:
+        """Publish an agent from its YAML. The same content again answers the version it already has."""
+        return send_text("/api/agents", Agent, text.encode(), "application/yaml")
+
+    @endpoint
+    def agents(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Agent]]:
+        """The newest version of every agent."""
+        return get("/api/agents", Page[Agent], limit=limit, cursor=cursor)
+
+    @endpoint
+    def agent(self, name: str, version: int | None = None) -> Call[Agent]:
+        """An agent with its source: the newest version, or the one asked for."""
+        return get(at("/api/agents/{}", name), Agent, version=version)
+
+    @endpoint
+    def open_session(self, agent: str | None = None, *, auto_approve: bool = False) -> Call[Session]:
+        """A session with an agent; without one, with the tenant's `assistant`."""
+        return post("/api/sessions", Session, NewSession(agent=agent, auto_approve=auto_approve))
+
+    @endpoint
+    def session(self, session_id: str) -> Call[Session]:
+        return get(at("/api/sessions/{}", session_id), Session)
+
+    @endpoint
+    def sessions(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Session]]:
+        """A page of sessions, newest first."""
+        return get("/api/sessions", Page[Session], limit=limit, cursor=cursor)
+
+    @endpoint
+    def say(
+        self,
+        content: str,
+        *,
+        session_id: str | None = None,
+        agent: str | None = None,
+        auto_approve: bool | None = None,
+        queue: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Call[Sent]:
+        """Say something to an agent. While its session has a run under way: SESSION_BUSY, or later with `queue`."""
+        session = UUID(session_id) if session_id else None
+        body = NewMessage(
+            content=content, session_id=session, agent=agent, auto_approve=auto_approve, queue=queue
+        )  # fmt: skip
+        return post("/api/messages", Sent, body, idempotency_key=idempotency_key)
+
+    @endpoint
+    def messages(self, session_id: str, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Message]]:
+        """What was said in a session, oldest first, each with its answer."""
+        return get(at("/api/sessions/{}/messages", session_id), Page[Message], limit=limit, cursor=cursor)
+
+    @endpoint
+    def act(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30, idempotency_key: str | None = None
+    ) -> Call[Act]:
+        """Call one tool through the gate, from an agent's own loop: its result, or `pending_approval` and an id.
+
+        With the key of the agent's own call, the same call again is the same act.
+        """
+        body = NewAct(tool=tool, args=dict(args or {}))
+        return post("/api/acts", Act, body, idempotency_key=idempotency_key, wait=wait)
+
+    @endpoint
+    def acted(self, act_id: str, *, wait: float = 0) -> Call[Act]:
+        """What became of an act; with `wait`, when it is done or held, or after so many seconds."""
+        return get(at("/api/acts/{}", act_id), Act, wait=wait)
 
     # ------------------------------------------------------------ policy
 

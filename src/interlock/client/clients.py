@@ -32,6 +32,7 @@ class _Connection(Api):
         key = (key or os.environ.get("INTERLOCK_API_KEY") or "").strip()
         if not key.isascii() or not key.isprintable():
             raise ApiError(401, "UNAUTHORIZED", "Not signed in", "this is not an API key: it has odd characters in it")
+        self.key = key or None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._check_url()
 

@@ -1,5 +1,6 @@
-"""What a user writes: workflow YAML or JSON, expressions and durations, turned into a checked plan."""
+"""What a user writes: workflows and agents in YAML or JSON, expressions and durations, turned into a checked plan."""
 
+from interlock.definition.agent import parse_agent
 from interlock.definition.duration import format_duration, parse_duration
 from interlock.definition.expression import Expression, ExpressionFailed, Scope, Template, TemplateInvalid
 from interlock.definition.fault import Fault
@@ -22,5 +23,6 @@ __all__ = [
     "format_duration",
     "load",
     "parse",
+    "parse_agent",
     "parse_duration",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,11 @@ class StepKind(Term):
     APPROVAL = "approval", "Asks people."
     WAIT = "wait", "Lets time pass, or waits for an event from outside."
     FLOW = "flow", "Runs another workflow or flow, and takes its result."
+    MODEL = "model", "Asks a language model what to say and do next."
+
+
+# What a workflow's author can write; the others are an agent's.
+WRITTEN = (StepKind.TOOL, StepKind.APPROVAL, StepKind.WAIT, StepKind.FLOW)
 
 
 class OnReject(Term):
@@ -105,6 +111,34 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What one message to an agent may use. None: as much as it takes."""
+
+    turns: int = 25
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model with instructions and tools. Its steps are found out while it runs: see `journal.turns`."""
+
+    model: str
+    instructions: str
+    # Names, and patterns like `shop.*`.
+    tools: tuple[str, ...]
+    limits: Limits
+    settings: Mapping[str, Any]
+    base_url: str | None = None
+    # The environment variable that holds the provider's key, if not the usual one.
+    api_key_env: str | None = None
+    script: tuple[Mapping[str, Any], ...] = ()
+
+    def may_use(self, tool: str) -> bool:
+        return any(fnmatchcase(tool, pattern) for pattern in self.tools)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Two plans are the same when their digests are."""
 
@@ -121,6 +155,8 @@ class Plan:
     max_concurrency: int | None = field(default=None, compare=False)
     # The version of the Python flow that says what the steps are; then there are none here.
     flow: str | None = field(default=None, compare=False)
+    # The agent that a model and its tool calls make the steps of; then there are none here either.
+    agent: Agent | None = field(default=None, compare=False)
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)
@@ -135,7 +171,16 @@ class Plan:
         put = object.__setattr__
         put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
         put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
-        put(self, "is_sequence", self.flow is None and all(step.follows == before.key for step, before in in_order))
+        put(self, "is_sequence", not self.is_dynamic and all(step.follows == before.key for step, before in in_order))
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Its steps are declared while it runs."""
+        return self.flow is not None or self.agent is not None
+
+    @property
+    def kind(self) -> str:
+        return "agent" if self.agent is not None else "flow" if self.flow is not None else "workflow"
 
     @property
     def awaited(self) -> str:

@@ -14,6 +14,7 @@ from interlock.definition.fault import Fault, Faults, Path, TooManyFaults, descr
 from interlock.definition.plan import (
     EXPIRES_IN,
     UNDO,
+    WRITTEN,
     Gate,
     OnReject,
     OnTimeout,
@@ -37,12 +38,13 @@ _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 _EVENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}")
 
+NAME_FORM = _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter"
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
 _WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
 _TOOL_ONLY = ("retry", "timeout", "compensate")
 _WAIT_ONLY = ("on_timeout",)
-_KINDS = tuple(StepKind)
+_KINDS = WRITTEN
 _ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
 _LATER = ("runs_on",)
@@ -91,25 +93,25 @@ def _plan(value: Any, faults: Faults) -> Plan:
     source = _normalised(value)
     top = Section(source, (), faults)
     top.only(_TOP, later=_LATER)
-    name = _identifier(top, "name", _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter")
+    name = identifier(top, "name", *NAME_FORM)
     steps = _steps(top)
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
-    caps = _caps(top)
+    limits = caps(top)
     check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
     return Plan(
-        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), *caps
+        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), *limits
     )  # fmt: skip
 
 
-def _caps(top: Section) -> tuple[int | None, int | None]:
+def caps(top: Section) -> tuple[int | None, int | None]:
     names = ("max_writes_per_run", "max_concurrency")
-    caps = top.section("caps", "{max_concurrency: 5, max_writes_per_run: 10}")
-    caps.only(names)
-    writes, runs = (caps.integer(name, 0, 1, 1_000_000) or None for name in names)
+    section = top.section("caps", "{max_concurrency: 5, max_writes_per_run: 10}")
+    section.only(names)
+    writes, runs = (section.integer(name, 0, 1, 1_000_000) or None for name in names)
     return writes, runs
 
 
@@ -127,7 +129,7 @@ def _normalised_step(step: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "approval": {}} if "approval" in kept and kept["approval"] is None else kept
 
 
-def _identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
+def identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
     if not section.has(key):
         section.fault(key, f"`{key}` is missing")
         return ""
@@ -171,7 +173,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
             if section.has(key):
                 section.fault(key, f"only a {owner} step has `{key}`, and this is a step of kind {kind}")
     wait = _wait(section) if kind is StepKind.WAIT else None
-    key = _identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter")
+    key = identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter")
     return Step(
         key=key,
         index=index,

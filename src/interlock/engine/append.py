@@ -14,7 +14,7 @@ from interlock.engine.leases import Me
 from interlock.engine.outside import open_approvals, withdraw
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.journal import Ask, Awaited, Entry, Leave, encode
-from interlock.lifecycle import RunState
+from interlock.lifecycle import RunReason, RunState
 from interlock.store.pool import UNSTORABLE, Database, Tx
 
 
@@ -98,9 +98,12 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 
 
 def _withdraws(write: Write) -> bool:
-    # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
-    ends = write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
-    return ends or write.beside.stops
+    # An ended run's open questions are withdrawn with it. A success has none, each step is settled, unless one
+    # refusal settled them all.
+    if write.leave is None:
+        return write.beside.stops
+    refused = write.leave.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED)
+    return refused or write.beside.stops or write.leave.status in (RunState.FAILED, RunState.CANCELED)
 
 
 def _frees_a_place(write: Write) -> bool:

@@ -77,8 +77,9 @@ def question_of(approval: Row) -> Question:
     return Question(
         Tier(approval["tier"]), approval["two_person"],
         frozenset(filter(None, (approval["requested_by"], approval["edited_by"]))),
-        is_action=approval["kind"] != AskKind.GATE, groups=frozenset(groups),
-        reason_required=approval["reason_required"],
+        is_action=approval["kind"] != AskKind.GATE,
+        by_agent=approval["session_id"] is not None and approval["edited_by"] is None,
+        groups=frozenset(groups), reason_required=approval["reason_required"],
     )  # fmt: skip
 
 
@@ -233,10 +234,13 @@ async def listed(
     *,
     status: str | None = None,
     run_id: UUID | None = None,
+    session_id: UUID | None = None,
     cursor: UUID | None = None,
     limit: int = 100,
 ) -> list[Row]:
-    return await tx.fetch("list_approvals", principal.tenant_id, cursor, status, run_id, limit, principal.workspace_id)
+    return await tx.fetch(
+        "list_approvals", principal.tenant_id, cursor, status, run_id, limit, principal.workspace_id, session_id
+    )
 
 
 async def get(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row:

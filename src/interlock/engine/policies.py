@@ -47,7 +47,7 @@ def asker_of(run: Row) -> Asker:
 def circumstances(run: Row, step: str, now: datetime) -> Circumstances:
     return Circumstances(
         hour=now.hour, weekday=now.isoweekday(), workflow=run["workflow"], workspace=run["workspace_id"] or "",
-        auto_approve=False, run_id=str(run["id"]), step=step,
+        auto_approve=run["auto_approve"], run_id=str(run["id"]), step=step,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import orjson
 
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
+from interlock.engine import sessions
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
 from interlock.engine.outside import (
     OpenRun,
@@ -72,7 +73,7 @@ async def prepare(
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
     for_workers = (StepKind.TOOL, StepKind.FLOW)
-    return plan.flow is not None or any(step.kind in for_workers and not step.after for step in plan.steps)
+    return plan.is_dynamic or any(step.kind in for_workers and not step.after for step in plan.steps)
 
 
 async def start_many(
@@ -247,10 +248,14 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         orjson.loads(old["trigger"]),
         before.plan.timeout,
     )  # fmt: skip
+    if old["session_id"] is not None:
+        await sessions.lock_idle(tx, old["tenant_id"], old["session_id"])
     run = await _insert(tx, database, principal, new, resumed=old)
     if run.journal is None:
         return run.row
-    if before.plan.flow is not None:
+    if old["session_id"] is not None:
+        await tx.row("join_session", new_id, old["session_id"], None, False)
+    if before.plan.is_dynamic:
         _carry_over_flow(run.journal, before, old, principal.actor)
         return await _begin(tx, database, run)
     for done in before.steps.values():

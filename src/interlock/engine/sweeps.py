@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from interlock.engine import approvals, audit, events, outbox, runs
+from interlock.engine import approvals, audit, events, outbox, runs, sessions
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
 from interlock.governance.keys import SigningKey
@@ -136,6 +136,7 @@ async def _drop_old_months(database: Database, days: int, key: SigningKey | None
         if why := await _keeps(database, floor, key):
             log.info("retention_waits", partition=name, why=why)
             continue
+        await sessions.forget(database, floor)  # before the journal, which is what brings us here again
         async with database.connection() as connection:
             await connection.execute(f"DROP TABLE {name}")
         log.info("retention_dropped", partition=name)

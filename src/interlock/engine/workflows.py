@@ -1,9 +1,12 @@
 """Workflows: versions that never change, and the plans made from them."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import UUID
 
 import orjson
 
+from interlock.definition.agent import is_agent, load_agent
 from interlock.definition.flow import load_flow
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
@@ -11,6 +14,8 @@ from interlock.engine.principal import Principal
 from interlock.errors import Conflict, NotFound
 from interlock.store.pool import Database, Row, Tx
 from interlock.tools import Registry, registry
+
+_DEPLOYMENT = "system:deployment"
 
 
 async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) -> tuple[Row, bool]:
@@ -23,15 +28,23 @@ async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: P
     if row := await tx.row("find_workflow_digest", tenant, plan.name, plan.digest):
         return row, False
     newest = await tx.row("get_workflow", tenant, plan.name, None)
-    if newest is not None and ("flow" in orjson.loads(newest["source"])) != (plan.flow is not None):
-        is_now, is_new = ("workflow", "flow") if plan.flow is not None else ("flow", "workflow")
-        raise Conflict(f"{plan.name} is the name of a {is_now}; give the {is_new} another", code="WORKFLOW_NAME_TAKEN")
+    if newest is not None and (is_now := kind_of(orjson.loads(newest["source"]))) != plan.kind:
+        raise Conflict(
+            f"{plan.name} is the name of a {is_now}; give the {plan.kind} another", code="WORKFLOW_NAME_TAKEN"
+        )
     source = orjson.dumps(plan.source).decode()
     row = await tx.row("add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, actor)
     assert row is not None
     if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
         await tx.fetch("let_in", [tenant], [plan.name])
     return row, True
+
+
+def kind_of(source: Mapping[str, Any]) -> str:
+    return "agent" if is_agent(source) else "flow" if "flow" in source else "workflow"
+
+
+_LOAD: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = {"agent": load_agent, "flow": load_flow, "workflow": load}
 
 
 class Plans:
@@ -63,15 +76,20 @@ class Plans:
     async def current(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
         """The version asked for; else that of the flow in this process, which is published by being used."""
         flow = self._flows.current(name) if version is None else None
-        if flow is None:
-            return await self.find(tenant_id, name, version)
-        known = self._published.get((tenant_id, flow.plan.digest))
+        return await (self.find(tenant_id, name, version) if flow is None else self.publish(tenant_id, flow.plan))
+
+    async def publish(self, tenant_id: UUID, plan: Plan) -> tuple[int, Plan]:
+        """What comes with the code: its version for this tenant."""
+        known = self._published.get((tenant_id, plan.digest))
         if known is None:
-            row, _ = await self._database.command(
-                lambda tx: _publish(tx, self._database, tenant_id, "system:deployment", flow.plan)
-            )
-            known = self._published[tenant_id, flow.plan.digest] = row["version"]
-        return known, flow.plan
+            row, _ = await self._database.command(lambda tx: _publish(tx, self._database, tenant_id, _DEPLOYMENT, plan))
+            known = self._published[tenant_id, plan.digest] = row["version"]
+        return known, plan
+
+    async def knows(self, tenant_id: UUID, name: str) -> bool:
+        """Whether somebody published it, and not the deployment itself."""
+        row = await self._database.row("get_workflow", tenant_id, name, None)
+        return row is not None and row["created_by"] != _DEPLOYMENT
 
     async def find(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
         """The version asked for, or the newest."""
@@ -85,7 +103,7 @@ class Plans:
                 self._plans.clear()
                 self._newest.clear()
             source = orjson.loads(row["source"])
-            self._plans[key] = load_flow(source) if "flow" in source else load(source)
+            self._plans[key] = _LOAD[kind_of(source)](source)
         if version is None:
             self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]

@@ -1,7 +1,10 @@
 """Quorum: who may decide on an approval, and when it is decided. The only place that says so.
 
-In code and never in policy: who asked cannot approve, approvers are distinct people, agents never approve (their role
-has no such permission), and an answer given in advance never satisfies `high` or two people.
+In code and never in policy: who asked for an action cannot approve it, approvers are distinct people, agents never
+approve (their role has no such permission), and an answer given in advance never satisfies `high` or two people.
+
+In a session it is the agent that comes up with an action. Whoever talks to it may confirm what is not `high`, if the
+policy asks for one person and does not say who.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,12 +15,16 @@ from interlock.lifecycle import ApprovalEvent, Tier
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it."""
+    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it.
+
+    `by_agent`: the asker's agent came up with it, in their own session, and nobody has changed it since.
+    """
 
     tier: Tier
     two_person: bool
     askers: frozenset[str]
     is_action: bool = False
+    by_agent: bool = False
     groups: frozenset[str] = field(default_factory=frozenset)
     reason_required: bool = False
 
@@ -50,11 +57,17 @@ def refusal(
         return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter in question.askers and (question.is_action or question.two_person or question.tier == Tier.HIGH):
+    if voter in question.askers and _needs_another(question):
         return Refusal("SELF_APPROVAL", "who asked for it cannot approve it: another person has to")
     if any(vote.voter == voter for vote in votes):
         return Refusal("ALREADY_VOTED", "you have voted; a second person has to approve too")
     return None
+
+
+def _needs_another(question: Question) -> bool:
+    """Whether a yes of the asker's own would be no second pair of eyes."""
+    is_own = question.is_action and not (question.by_agent and not question.groups)
+    return is_own or question.two_person or question.tier == Tier.HIGH
 
 
 def outcome(question: Question, votes: Sequence[Vote]) -> ApprovalEvent | None:

@@ -5,6 +5,7 @@ from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
 from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
+from interlock.journal.turns import Reply, next_keys
 from interlock.journal.undo import Settle, wind_up
 from interlock.journal.words import TIMED_OUT, Command, Word, apply_word
 
@@ -23,6 +24,7 @@ __all__ = [
     "Journal",
     "Leave",
     "Next",
+    "Reply",
     "Settle",
     "StepFold",
     "Stop",
@@ -35,5 +37,6 @@ __all__ = [
     "encode",
     "ended",
     "go_on",
+    "next_keys",
     "wind_up",
 ]

@@ -16,6 +16,7 @@ from interlock.definition.expression import Template
 from interlock.definition.plan import OnReject, StepKind
 from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.journal import Journal, StepFold, encode
+from interlock.journal.turns import take_turn
 from interlock.journal.undo import Settle, next_undo, undone, wind_up
 from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
 
@@ -65,6 +66,8 @@ def advance(journal: Journal, now: datetime) -> Next:
         found.then = _stop(journal, found, now)
         return found
     while journal.end is None:
+        if journal.plan.agent is not None:
+            take_turn(journal, journal.plan.agent)
         before = journal.seq
         found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
         # A skip, an arrival or a failure may have made other steps reachable.
@@ -91,7 +94,7 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
     match step.kind:
-        case StepKind.TOOL | StepKind.FLOW:
+        case StepKind.TOOL | StepKind.FLOW | StepKind.MODEL:
             return fold.next_run_at is None or fold.next_run_at <= now
         case StepKind.APPROVAL:
             _open(journal, fold, found)
@@ -190,7 +193,7 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
         if running:
             return Stop(ending)
         return wind_up(journal, ending, actor=ENGINE) or _undo(journal, found, now)
-    if not unsettled and journal.plan.flow is not None:
+    if not unsettled and journal.plan.is_dynamic:
         return None  # its code says what comes next
     if not unsettled:
         refused = any(

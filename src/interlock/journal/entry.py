@@ -24,6 +24,8 @@ class EntryType(Term):
         "value_recorded",
         "A flow asked for the time, a random number or an id; it will get the same again.",
     )
+    MESSAGE_DELTA = "message_delta", "A model says more; what it said in a moment stands in one entry."
+    MESSAGE = "message", "A model has said something, and this is all of it."
     ORPHAN_DETECTED = "orphan_detected", "The worker that held the run was lost."
 
 

@@ -39,7 +39,7 @@ FATAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FlowEnd:
-    """A flow came to its end: it returned, or it raised. Only whoever has its code can tell."""
+    """A flow came to its end: it returned, or it raised. Only whoever has its code can tell. An agent ends likewise."""
 
     result: str = NO_OUTPUT
     reason: RunReason = RunReason.COMPLETED
@@ -146,7 +146,7 @@ class Journal:
     # ------------------------------------------------------------ writing
 
     def create(self, *, actor: str, data: dict[str, Any]) -> Entry:
-        return self._add(
+        return self.add(
             Entry(self.seq + 1, EntryType.RUN_CREATED, actor, event="create", to_state=RUN.initial, data=data)
         )
 
@@ -159,7 +159,7 @@ class Journal:
         reason: RunReason | None = None,
         data: dict[str, Any] | None = None,
     ) -> Entry:
-        return self._add(self.draft_move(event, actor=actor, to=to, reason=reason, data=data))
+        return self.add(self.draft_move(event, actor=actor, to=to, reason=reason, data=data))
 
     def draft_move(
         self,
@@ -192,14 +192,14 @@ class Journal:
         target = STEP.move(fold.status, event, to)
         attempt = fold.attempt + 1 if event in (StepEvent.CLAIM, StepEvent.RECLAIM) else fold.attempt
         data = self.declaring(fold, data)
-        return self._add(
+        return self.add(
             Entry(self.seq + 1, type, actor, fold.step.key, fold.status, event, target, attempt or None, data, output)
         )
 
     def note(
         self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None
     ) -> Entry:
-        return self._add(Entry(self.seq + 1, type, actor, step, data=data))
+        return self.add(Entry(self.seq + 1, type, actor, step, data=data))
 
     def declare(self, step: Step, said: dict[str, Any] | None = None) -> StepFold:
         """A flow asks for a step. `said` is what the journal does not know of it yet."""
@@ -221,7 +221,7 @@ class Journal:
         fold.attempt += 1
         fold.next_run_at = None
 
-    def _add(self, entry: Entry) -> Entry:
+    def add(self, entry: Entry) -> Entry:
         self.apply(entry)
         self.unsaved.append(entry)
         return entry
@@ -253,8 +253,8 @@ class Journal:
             self.values[entry.data["place"]] = (entry.data["kind"], entry.data["value"])
 
     def _met(self, key: str, entry: Entry) -> StepFold:
-        """A flow's step is met first in the entry that declares it."""
-        if self.plan.flow is None or key in self.steps:
+        """A step of a flow or an agent is met first in the entry that declares it."""
+        if not self.plan.is_dynamic or key in self.steps:
             return self.fold_of(key)
         return self.declare(declared_step(key, len(self.steps), (entry.data or {})["declares"]))
 
@@ -336,7 +336,9 @@ class Journal:
             self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
 
     def _is_fatal(self, fold: StepFold) -> bool:
-        return self.plan.flow is None or fold.reason in FATAL
+        if self.plan.agent is not None and fold.reason == RunReason.POLICY_DENIED:
+            return False  # its model is told, and may do something else
+        return not self.plan.is_dynamic or fold.reason in FATAL
 
     # ------------------------------------------------------------ reading
 
@@ -373,7 +375,7 @@ class Journal:
 
     def result(self) -> str:
         """A run's result is what its flow returned, or the output of the last step that has one."""
-        if self.plan.flow is not None:
+        if self.plan.is_dynamic:
             return self.end.result if self.end else NO_OUTPUT
         outputs = (self.steps[step.key].output for step in reversed(self.plan.steps))
         return next((output for output in outputs if output is not None), NO_OUTPUT)

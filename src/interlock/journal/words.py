@@ -44,6 +44,10 @@ class Word:
     id: int | None = None
 
 
+# What has not begun when a run is told to leave it at that, and how it is skipped.
+_LEFT_UNDONE = {StepState.PENDING: StepEvent.SKIP, StepState.WAITING_APPROVAL: StepEvent.REFUSE}
+
+
 def apply_word(journal: Journal, word: Word, *, in_flight: bool) -> None:
     _APPLY[word.command](journal, word, in_flight)
 
@@ -73,8 +77,10 @@ def _decide(journal: Journal, word: Word, in_flight: bool) -> None:
     if journal.plan.on_reject == OnReject.COMPLETE and not fails:
         # Nothing else is applied: what has not begun is skipped, and the run ends well.
         for other in list(journal.open_steps()):
-            if other.status == StepState.PENDING:
-                journal.move_step(other, StepEvent.SKIP, actor=word.actor, data={"why": f"{fold.step.key} was refused"})
+            event = _LEFT_UNDONE.get(other.status)
+            if event is not None and not other.in_doubt:
+                why = {"why": f"{fold.step.key} was refused"}
+                journal.move_step(other, event, to=StepState.SKIPPED, actor=word.actor, data=why)
 
 
 def _allow(journal: Journal, fold: StepFold, word: Word) -> None:

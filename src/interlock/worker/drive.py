@@ -6,12 +6,14 @@ import random
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
 
 from interlock import tracing
+from interlock.agents import model_call
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
@@ -36,6 +38,7 @@ from interlock.journal import (
     Journal,
     Leave,
     Next,
+    Reply,
     Settle,
     StepFold,
     Stop,
@@ -62,6 +65,7 @@ from interlock.worker.executor import (
     execute,
     finish,
     prepare,
+    prepare_as,
     propose_read,
     reconcile,
 )
@@ -72,13 +76,17 @@ if TYPE_CHECKING:
     from interlock.worker.loop import Worker
 
 
+# How long what a model says is gathered before it is told.
+_TELL_SECONDS = 0.15
+
+
 class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
         "_actor", "_asks", "_awaits", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail",
-        "_orphaned", "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent", "_undoing",
-        "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
+        "_orphaned", "_overdue", "_said_at", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent",
+        "_undoing", "_unsaid", "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -112,6 +120,9 @@ class Driver:
         self._children: list[Child] = []
         # Of a run whose steps a Python function asks for, if this worker has it.
         self._flow: Replay | None = None
+        # What a model has said and nobody was told yet, and when somebody was told last.
+        self._unsaid = ""
+        self._said_at = 0.0
         self._overdue = False
         self._begun = False
         self._orphaned = False
@@ -275,7 +286,7 @@ class Driver:
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if fold.step.kind is StepKind.TOOL and not self._writes(fold):
+                if fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold):
                     self.journal.begin(fold)
         for fold in list(self.journal.unsettled()):
             if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
@@ -351,7 +362,7 @@ class Driver:
 
     def _is_alone(self, call: Call) -> bool:
         """Nothing else can move while it is done."""
-        if self._flow is None:
+        if not self.journal.plan.is_dynamic:
             return self.journal.plan.is_sequence
         return all(fold is call.fold for fold in self.journal.open_steps())
 
@@ -376,6 +387,8 @@ class Driver:
             if isinstance(call, Failed):
                 self._begin(fold)
                 self._settle_failure(fold, call, 0.0)
+            elif fold.step.kind is StepKind.MODEL:
+                calls.append(call)  # what it wants done is judged, call by call
             elif call.action is None:
                 if self._worker.gate.lets_read(self.lease.tenant_id, call.tool.name) or await self._may_read(call):
                     calls.append(call)
@@ -402,8 +415,13 @@ class Driver:
         self._children.append(child)
 
     def _prepare(self, fold: StepFold) -> Call | Failed:
+        shop, run, tenant = self._worker.shop, self.lease.run_id, self.lease.tenant_id
         scope = self.journal.scope_of(fold)
-        call = prepare(self._worker.shop, fold, scope, self.lease.run_id, self.lease.tenant_id)
+        if fold.step.kind is StepKind.MODEL:
+            tool = model_call(self._worker.database, shop.tools, self.row, self.journal, partial(self._hear, fold))
+            call = prepare_as(tool, shop, fold, scope, run, tenant)
+        else:
+            call = prepare(shop, fold, scope, run, tenant)
         if self._traceparent is not None and isinstance(call, Call):
             call.context._traceparent = self._traceparent
         return call
@@ -616,10 +634,14 @@ class Driver:
                 if reconciled:
                     data["reconciled"] = True
                 self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
+                self._tell_rest(fold)
                 self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
+                if fold.step.kind is StepKind.MODEL:
+                    self._tell_whole(fold)
             case Failed():
                 self._settle_failure(fold, outcome, duration_ms, call.grounds)
             case Interrupted():
+                self._tell_rest(fold)
                 self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
                 self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
 
@@ -633,6 +655,7 @@ class Driver:
     def _settle_failure(
         self, fold: StepFold, failed: Failed, duration_ms: float, grounds: dict[str, Any] | None = None
     ) -> None:
+        self._unsaid, self._said_at = "", 0.0
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
         data |= grounds or {}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
@@ -656,6 +679,7 @@ class Driver:
     def note_slow_steps(self, longer_than: float) -> None:
         """A step that takes long gets an entry of its own, so that people see it. A write has one: its intent."""
         at = time.perf_counter() - longer_than
+        self._tell()
         if self._inline is not None and self._inline[1] < at:
             self._note_slow(*self._inline)
         for key, (_, began) in self._tasks.items():
@@ -675,6 +699,39 @@ class Driver:
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
+
+    # ------------------------------------------------------------ what a model says
+
+    def _hear(self, fold: StepFold, text: str) -> None:
+        self._unsaid += text
+        if time.perf_counter() - self._said_at >= _TELL_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        """An entry for all that was said since the last one: what a provider sends word by word is not stored so."""
+        if not self._unsaid or self._inline is None or self.journal.unsaved:
+            return
+        fold, began = self._inline
+        self._note_slow(fold, began)  # a step that speaks has begun
+        entry = self._delta(fold)
+        self.journal.seq = entry.seq
+        self._worker.flusher.put(Write(self.lease, [entry]))
+
+    def _delta(self, fold: StepFold) -> Entry:
+        text, self._unsaid, self._said_at = self._unsaid, "", time.perf_counter()
+        key, data = fold.step.key, {"text": text}
+        return Entry(self.journal.seq + 1, EntryType.MESSAGE_DELTA, self._actor, key, attempt=fold.attempt, data=data)
+
+    def _tell_rest(self, fold: StepFold) -> None:
+        """Put together, what was told is what was said."""
+        if self._unsaid and fold.undeclared is None:
+            self.journal.add(self._delta(fold))
+        self._unsaid, self._said_at = "", 0.0  # the first of the next answer is told at once
+
+    def _tell_whole(self, fold: StepFold) -> None:
+        if text := Reply.of(fold).text:
+            data = {"role": "assistant", "text": text}
+            self.journal.note(EntryType.MESSAGE, actor=self._actor, step=fold.step.key, data=data)
 
     # ------------------------------------------------------------ mail and interruptions
 
@@ -767,7 +824,7 @@ class Driver:
         answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
         if answer.kept:
             self._log_end(leave)
-            if beside.stops_children or (self.lease.has_parent and leave.reason is not None):
+            if beside.stops_children or (self._has_followers and leave.reason is not None):
                 self._worker.run_errands()
             return True
         if entries:
@@ -776,6 +833,11 @@ class Driver:
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
         return False
+
+    @property
+    def _has_followers(self) -> bool:
+        """A parent that waits for its end, or messages that wait for their turn."""
+        return self.lease.has_parent or self.row["session_id"] is not None
 
     def _log_end(self, leave: Leave) -> None:
         if leave.reason is None:
@@ -823,9 +885,7 @@ def _nobody_went_on(entries: list[Row]) -> bool:
 
 def _grounds(passed: Pass) -> dict[str, Any]:
     grounds: dict[str, Any] = {"decision": passed.decision.recorded()}
-    if passed.approval_id:
-        return grounds | {"allowed_by": f"approval:{passed.approval_id}"}
-    return grounds | {"allowed_by": f"grant:{passed.grant_id}"} if passed.grant_id else grounds
+    return grounds | {"allowed_by": passed.allowed_by} if passed.allowed_by else grounds
 
 
 def _costs(context: Context | None) -> dict[str, object]:

@@ -109,6 +109,15 @@ def prepare(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_i
     """Resolve the tool and render its input. A step that cannot be called has failed."""
     try:
         tool = find(shop.tools, fold.step.tool or "")
+    except Retryable as error:
+        return failure(error)
+    return prepare_as(tool, shop, fold, scope, run_id, tenant_id)
+
+
+def prepare_as(
+    tool: Tool, shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_id: UUID
+) -> Call | Failed:
+    try:
         arguments = tool.validated(fold.input(scope))
         veil = Veil(shop.salts(tenant_id) if tool.secret else None)
         shown = tool.shown(arguments, veil) if tool.writes or tool.secret else None

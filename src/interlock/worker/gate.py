@@ -39,7 +39,8 @@ class Pass:
 
     decision: Decision
     approval_id: UUID | None = None
-    grant_id: UUID | None = None
+    # An approval, a standing grant, or the sender of a message to an agent.
+    allowed_by: str | None = None
 
 
 Verdict = Deny | Hold | Pass
@@ -79,7 +80,8 @@ class Gate:
                 decision.policy_digest,
             ):
                 # People said yes to exactly this, under exactly this policy. Anything else is a new question.
-                return Pass(decision, UUID(fold.approval_id) if fold.approval_id else None)
+                assert fold.approval_id is not None
+                return Pass(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
             case Answer.NEEDS_APPROVAL:
                 return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
             case _:
@@ -91,11 +93,13 @@ class Gate:
         if not in_advance(tier, two_person=decision.two_person):
             return None
         asker = row["requested_by"]
+        if row["auto_approve"] and not decision.approvers and not decision.reason_required:
+            return Pass(decision, allowed_by=f"auto_approve:{asker}")
         grant = await grants.matching(
             self._database, row["tenant_id"], action.tool, action.plain_fields, tier, asker,
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
-        return Pass(decision, grant_id=grant["id"]) if grant else None
+        return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
 
 
 def _about(decision: Decision, action: ProposedAction) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import children, inbox, leases
+from interlock.engine import children, inbox, leases, sessions
 from interlock.engine.keyfiles import Salts
 from interlock.engine.policies import Policies
 from interlock.engine.secrets import Secrets
@@ -348,6 +348,7 @@ class Worker:
             self._errands.clear()
             with contextlib.suppress(Unavailable):
                 await children.deliver(self.database, self.plans)
+                await sessions.start_waiting(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

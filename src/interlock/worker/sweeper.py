@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from interlock.engine import audit, children, evidence, schedules, sweeps
+from interlock.engine import audit, children, evidence, schedules, sessions, sweeps
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Signing
 from interlock.engine.leases import reclaim_lost
@@ -24,6 +24,7 @@ async def sweep_forever(database: Database, settings: Settings, signing: Signing
     await asyncio.gather(
         _timers(database, settings),
         _every(settings.poll_seconds / 4, lambda: children.deliver(database, plans)),
+        _every(settings.poll_seconds / 2, lambda: sessions.start_waiting(database, plans)),
         _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
         _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
         _every(1.0, lambda: schedules.start_due(database, plans)),

@@ -2,10 +2,10 @@
 
 -- name: open_approvals
 -- Reminded half-way to their expiry.
-INSERT INTO approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest, requested_by,
+INSERT INTO approval (id, tenant_id, run_id, session_id, step, status, tier, two_person, summary, action, digest, requested_by,
                       requested_at, expires_at, kind, rule_ids, reason, reason_required, policy_digest, approvers,
                       escalate_to, escalate_at, receipt_id, remind_at)
-SELECT a.id, a.tenant_id, a.run_id, a.step, 'requested', a.tier, a.two_person, a.summary, a.action::jsonb, a.digest,
+SELECT a.id, a.tenant_id, a.run_id, (SELECT session_id FROM run WHERE run.id = a.run_id), a.step, 'requested', a.tier, a.two_person, a.summary, a.action::jsonb, a.digest,
        a.requested_by, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => a.expires_in), a.kind,
        ARRAY(SELECT jsonb_array_elements_text(a.rule_ids::jsonb)), a.reason, a.reason_required, a.policy_digest,
        ARRAY(SELECT jsonb_array_elements_text(a.approvers::jsonb)),
@@ -34,6 +34,7 @@ SELECT approval.* FROM approval
    AND ($3::text IS NULL OR approval.status = $3)
    AND ($4::uuid IS NULL OR approval.run_id = $4)
    AND ($6::text IS NULL OR run.workspace_id = $6)
+   AND ($7::uuid IS NULL OR approval.session_id = $7)
  ORDER BY approval.id DESC LIMIT $5;
 
 -- name: votes_on

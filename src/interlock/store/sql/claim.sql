@@ -58,7 +58,7 @@ WITH me AS MATERIALIZED (
      AND coalesce(run.completed_at, 'infinity') = 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
-            run.started_at, run.parent_run_id, picked.fresh, picked.lost
+            run.started_at, run.parent_run_id, run.session_id, run.session_run, run.auto_approve, picked.fresh, picked.lost
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', 'pending', 'start', 'running', lease_token, $4
@@ -85,6 +85,7 @@ SELECT count(*) FROM run WHERE lease_worker = $1;
 -- name: leases_of
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
 SELECT id, tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
-       deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, false AS fresh, false AS lost,
+       deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
+       auto_approve, false AS fresh, false AS lost,
        tenant_id AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
   FROM run JOIN lane USING (tenant_id) WHERE lease_worker = $2;

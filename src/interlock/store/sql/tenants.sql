@@ -113,6 +113,7 @@ SELECT * FROM workflow
  ORDER BY version DESC LIMIT 1;
 
 -- name: list_workflows
+-- A name is a workflow's or an agent's for good.
 SELECT DISTINCT ON (name) * FROM workflow
- WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2)
+ WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2) AND (source ? 'model') = $4
  ORDER BY name, version DESC LIMIT $3;

@@ -1,0 +1,48 @@
+"""Models by name: `provider:name`, through pydantic-ai, each provider imported when it is first asked for."""
+
+import os
+from functools import lru_cache
+from typing import Any
+
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model, infer_model
+from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
+
+from interlock.agents.scripted import scripted
+from interlock.definition.agent import SCRIPTED
+from interlock.definition.plan import Agent
+from interlock.errors import Terminal
+
+
+def model_for(agent: Agent) -> Model:
+    if agent.model == SCRIPTED:
+        return scripted(agent.script)
+    return _named(agent.model, agent.base_url, agent.api_key_env)
+
+
+@lru_cache(maxsize=64)
+def _named(model: str, base_url: str | None, api_key_env: str | None) -> Model:
+    """One client for all calls, so that connections are used again."""
+    try:
+        return infer_model(model, lambda name: _provider(name, base_url, api_key_env))
+    except ImportError as error:
+        provider = model.partition(":")[0]
+        raise Terminal(f"model {model}: {error}; install interlock[{provider}] where the worker runs") from None
+    except (UserError, ValueError) as error:
+        raise Terminal(f"model {model}: {error}") from None
+
+
+def _provider(name: str, base_url: str | None, api_key_env: str | None) -> Provider[Any]:
+    if base_url is None and api_key_env is None:
+        return infer_provider(name)
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
+        raise Terminal(f"the environment variable {api_key_env}, which holds the key of {name}, is not set")
+    options: dict[str, Any] = {}
+    if base_url is not None:
+        # An address of one's own often asks for no key, but the provider's client does.
+        options = {"base_url": base_url, "api_key": key or os.environ.get(f"{name.upper()}_API_KEY") or "none"}
+    else:
+        options = {"api_key": key}
+    made: Provider[Any] = infer_provider_class(name)(**options)
+    return made

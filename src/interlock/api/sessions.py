@@ -1,0 +1,276 @@
+"""/api/sessions, /api/messages, /api/agents"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse
+
+from interlock.api.approvals import decide_one
+from interlock.api.runs import HEARTBEAT_SECONDS, WATCH_SECONDS, Limit, stop_run
+from interlock.api.services import (
+    YAML,
+    Json,
+    Services,
+    Svc,
+    Who,
+    change,
+    decode_cursor,
+    encode_cursor,
+    number_cursor,
+    page,
+    uuid_cursor,
+)
+from interlock.api.views import agent_view, dump, message_view, session_event_view, session_view
+from interlock.definition.agent import parse_agent
+from interlock.engine import approvals, sessions, workflows
+from interlock.engine.idempotency import Answer
+from interlock.engine.principal import Principal
+from interlock.errors import Conflict, NotFound
+from interlock.governance.roles import Permission
+from interlock.ids import uuid7
+from interlock.journal import EntryType
+from interlock.store.pool import Row, Tx
+from interlock.waiting import either
+from interlock.wire import (
+    Agent,
+    Approval,
+    Decide,
+    Event,
+    Message,
+    NewMessage,
+    NewSession,
+    Page,
+    Run,
+    Sent,
+    Session,
+    Stop,
+)
+
+router = APIRouter(prefix="/api")
+
+# In the stream of a session an event is named by the number of its run and its own within that.
+_PLACE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
+UntilIdle = Annotated[bool, Query(description="End the stream when nothing is under way and nothing waits.")]
+
+
+# ---------------------------------------------------------------- agents
+
+
+@router.post("/agents", status_code=201, response_model=Agent, tags=["sessions"], openapi_extra=YAML)
+async def apply_agent(request: Request, found: Svc, who: Who) -> Response:
+    """Apply an agent, as YAML or JSON. The same content again is the same version."""
+    who.require(Permission.DEFINE)
+    plan = parse_agent(await request.body(), file=request.headers.get("x-file-name", "agent"))
+
+    async def work(tx: Tx) -> Answer:
+        row, _ = await workflows.apply(tx, found.database, who, plan)
+        return Answer(201, dump(agent_view(row)))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/agents", response_model=Page[Agent], tags=["sessions"])
+async def list_agents(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1, True)
+    return Json(page(rows, limit, agent_view, key="name"))
+
+
+@router.get("/agents/{name}", response_model=Agent, tags=["sessions"])
+async def show_agent(
+    name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
+) -> Response:
+    who.require(Permission.READ)
+    row = await found.database.row("get_workflow", who.tenant_id, name, version)
+    view = agent_view(row, with_source=True) if row is not None else {"model": None}
+    if view["model"] is None:
+        raise NotFound(f"no agent {name}" + (f" version {version}" if version else ""), code="AGENT_NOT_FOUND")
+    return Json(view)
+
+
+# ---------------------------------------------------------------- sessions
+
+
+@router.post("/sessions", status_code=201, response_model=Session, tags=["sessions"])
+async def create(request: Request, found: Svc, who: Who, body: NewSession | None = None) -> Response:
+    """Open a session with an agent."""
+    who.require(Permission.START)
+    body = body or NewSession()
+    agent, _, _ = await sessions.agent_named(found.plans, who, body.agent, found.settings.model)
+    session_id = uuid7()
+
+    async def work(tx: Tx) -> Answer:
+        row = await sessions.create(tx, found.database, who, session_id, agent, auto_approve=body.auto_approve)
+        return Answer(201, dump(session_view(row)))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/sessions", response_model=Page[Session], tags=["sessions"])
+async def list_sessions(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 50) -> Response:
+    """Newest first."""
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_sessions", who.tenant_id, uuid_cursor(cursor), limit + 1, who.workspace_id)
+    return Json(page(rows, limit, session_view))
+
+
+@router.get("/sessions/{session_id}", response_model=Session, tags=["sessions"])
+async def show(session_id: UUID, found: Svc, who: Who) -> Response:
+    who.require(Permission.READ)
+    return Json(session_view(await sessions.get(found.database, who, session_id)))
+
+
+@router.get("/sessions/{session_id}/messages", response_model=Page[Message], tags=["sessions"])
+async def list_messages(
+    session_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100
+) -> Response:
+    """What was said, oldest first, each with its answer."""
+    who.require(Permission.READ)
+    await sessions.get(found.database, who, session_id)
+    rows = await found.database.fetch("said_in_session", session_id, number_cursor(cursor), limit + 1)
+    return Json(page(rows, limit, message_view, key="number"))
+
+
+@router.post("/sessions/{session_id}/interrupt", response_model=Run, tags=["sessions"])
+async def interrupt(session_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
+    """Interrupt the run that is under way."""
+    who.require(Permission.STOP)
+    session = await sessions.get(found.database, who, session_id)
+    if session["run_id"] is None:
+        raise Conflict("nothing is under way in this session", code="SESSION_IDLE")
+    return await stop_run(session["run_id"], request, found, who, body, interrupt=True)
+
+
+@router.post("/sessions/{session_id}/approvals/{approval_id}/approve", response_model=Approval, tags=["sessions"])
+async def approve(
+    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None
+) -> Response:
+    """As at /api/approvals, for an approval of this session and no other."""
+    await _require_part(found, who, session_id, approval_id)
+    return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
+
+
+@router.post("/sessions/{session_id}/approvals/{approval_id}/reject", response_model=Approval, tags=["sessions"])
+async def reject(
+    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None
+) -> Response:
+    """As at /api/approvals, for an approval of this session and no other."""
+    await _require_part(found, who, session_id, approval_id)
+    return await decide_one(approval_id, request, found, who, body or Decide(), approves=False)
+
+
+async def _require_part(found: Services, who: Principal, session_id: UUID, approval_id: UUID) -> None:
+    await sessions.get(found.database, who, session_id)
+    if (await approvals.get(found.database, who, approval_id))["session_id"] != session_id:
+        raise NotFound(f"no approval {approval_id} in session {session_id}", code="APPROVAL_NOT_FOUND")
+
+
+# ---------------------------------------------------------------- messages
+
+
+@router.post("/messages", status_code=202, response_model=Sent, tags=["sessions"])
+async def send(body: NewMessage, request: Request, found: Svc, who: Who) -> Response:
+    """Say something to an agent. Its run begins at once; while another is under way: 409, or later with `queue`."""
+    who.require(Permission.START)
+    name, session_id = body.agent, body.session_id
+    if session_id is not None:
+        name = (await sessions.get(found.database, who, session_id))["agent"]
+        if body.agent not in (None, name):
+            raise Conflict(f"this session is with {name}; open another for {body.agent}", code="OTHER_AGENT")
+    agent, version, plan = await sessions.agent_named(
+        found.plans, who, None if name == sessions.BUILT_IN else name, found.settings.model
+    )
+    opened, message_id = session_id or uuid7(), uuid7()
+
+    async def work(tx: Tx) -> Answer:
+        if session_id is None:
+            await sessions.create(tx, found.database, who, opened, agent, auto_approve=body.auto_approve or False)
+        sent = await sessions.send(
+            tx, found.database, who, opened, version, plan, message_id=message_id, content=body.content,
+            auto_approve=body.auto_approve, queue=body.queue,
+        )  # fmt: skip
+        run_id = sent.run["id"] if sent.run else None
+        view = {"session_id": opened, "run_id": run_id, "message_id": message_id, "queued": run_id is None}
+        return Answer(202, dump(view), run_id)
+
+    return await change(found, who, request, work)
+
+
+# ---------------------------------------------------------------- events
+
+
+@router.get("/sessions/{session_id}/events", response_model=Page[Event], tags=["sessions"])
+async def events(
+    session_id: UUID, request: Request, found: Svc, who: Who, after: str | None = None, cursor: str | None = None,
+    limit: Limit = 500, until_idle: UntilIdle = False,
+) -> Response:  # fmt: skip
+    """The events of all its runs, one run after the other: a page, or with `Accept: text/event-stream` as they happen.
+
+    Each has its run's own number; in the stream their ids are `RUN.EVENT`, say `3.17`, to go on after.
+    """
+    who.require(Permission.READ)
+    row = await sessions.get(found.database, who, session_id)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        place = _place(request.headers.get("last-event-id")) or _place(after) or (0, 0)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return EventSourceResponse(_stream(found, row, place, until_idle=until_idle), headers=headers)
+    place = _place(decode_cursor(cursor)) or _place(after) or (0, 0)
+    entries = await found.database.fetch("session_entries_after", session_id, *place, limit + 1)
+    shown = entries[:limit]
+    last = f"{shown[-1]['session_run']}.{shown[-1]['seq']}" if len(entries) > limit else None
+    return Json(
+        {
+            "items": [session_event_view(entry, session_id) for entry in shown],
+            "next_cursor": encode_cursor(last) if last else None,
+        }
+    )
+
+
+def _place(text: str | None) -> tuple[int, int] | None:
+    found = _PLACE.fullmatch(text or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+async def _stream(found: Services, session: Row, place: tuple[int, int], *, until_idle: bool) -> AsyncIterator[bytes]:
+    """As the stream of a run, and on to its next one. Readers pull: one that is slow holds up nobody."""
+    session_id, quiet, watched, patience = session["id"], 0.0, float("-inf"), 0.25
+    clock = asyncio.get_running_loop().time
+    yield b"retry: 1000\n\n"
+    with found.follower.watching(session_id) as news:
+        run_id: UUID | None = None
+        idle = False
+        while not found.follower.closing.is_set():
+            if run_id is None or clock() - watched > WATCH_SECONDS / 3:
+                rows = await found.database.fetch("watch_session", found.database.clock(), session_id, WATCH_SECONDS)
+                run_id, watched = (rows[0]["id"] if rows else None), clock()
+                found.follower.listen(news, run_id)
+            news.clear()
+            entries = await found.database.fetch("session_entries_after", session_id, *place, 500)
+            for entry in entries:
+                place = entry["session_run"], entry["seq"]
+                said = dump(session_event_view(entry, session_id))
+                yield b"id: %d.%d\nevent: %s\ndata: %s\n\n" % (*place, entry["type"].encode(), said)
+                if entry["type"] == EntryType.RUN_COMPLETED:
+                    run_id = None
+            if entries:
+                quiet, patience, idle = 0.0, 0.25, False
+                continue
+            if idle:
+                break
+            if until_idle and not await found.database.value("session_is_busy", session_id):
+                idle = True  # it may have ended after we looked: what is there now is all there is
+                continue
+            await either(news, patience)
+            quiet += patience
+            patience = min(patience * 2, 5.0)
+            if quiet >= HEARTBEAT_SECONDS:
+                quiet = 0.0
+                yield b": still here\n\n"
+        else:
+            return
+    yield b"event: end\ndata: {}\n\n"

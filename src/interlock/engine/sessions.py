@@ -1,0 +1,200 @@
+"""Sessions: conversations with an agent. A message is a run; a session has at most one that has not ended."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.agent import load_agent
+from interlock.definition.plan import Plan
+from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.principal import Principal
+from interlock.engine.workflows import Plans
+from interlock.errors import Conflict, Invalid, NotFound
+from interlock.governance.roles import MAY, Permission
+from interlock.ids import uuid7
+from interlock.journal import Journal, encode
+from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log
+
+_BATCH = 100
+# How many runs of a session a model is told of.
+_MEMORY = 50
+
+# The agent of a tenant that has none of that name. It does what it is told word by word, so that everything can be
+# tried without a provider; naming a model makes it an assistant.
+BUILT_IN = "assistant"
+
+
+def built_in(model: str | None) -> Plan:
+    source: dict[str, Any] = {
+        "name": BUILT_IN, "description": "The built-in assistant.", "model": model or "scripted", "tools": ["*"],
+        "instructions": "You are a careful assistant. Use the tools that you have, and say plainly what you did.",
+    }  # fmt: skip
+    if model is None:
+        source["script"] = [
+            {
+                "match": r"^\s*(?P<tool>[A-Za-z_][\w.-]*)\s*(?P<args>\{.*\})\s*$",
+                "turns": [{"calls": [{"tool": "{tool}", "args": "{args}"}]}, {"say": "{result}"}],
+            },
+            {"turns": [{"say": "This is the scripted model: no provider is set up. Name a tool and its input, as in\n"
+                               'shop.refund {{"charge": "ch_1", "amount": 120}}\nand I will call it.'}]},
+        ]  # fmt: skip
+    return load_agent(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that was accepted; `run` is its run, or None while it waits for the one before it."""
+
+    session_id: UUID
+    message: Row
+    run: Row | None
+
+
+async def agent_named(plans: Plans, principal: Principal, name: str | None, model: str | None) -> tuple[str, int, Plan]:
+    """The agent asked for, in its newest version; without a name the tenant's `assistant`, or the built-in one."""
+    if name is None and not await plans.knows(principal.tenant_id, BUILT_IN):
+        version, plan = await plans.publish(principal.tenant_id, built_in(model))
+        return BUILT_IN, version, plan
+    try:
+        version, plan = await plans.current(principal.tenant_id, name or BUILT_IN, None)
+    except NotFound:
+        raise NotFound(f"no agent {name}; apply it first", code="AGENT_NOT_FOUND") from None
+    if plan.agent is None:
+        raise Invalid(f"{plan.name} is a {plan.kind}; a session needs an agent", code="NOT_AN_AGENT")
+    return plan.name, version, plan
+
+
+async def create(
+    tx: Tx, database: Database, principal: Principal, session_id: UUID, agent: str, *, auto_approve: bool
+) -> Row:
+    if auto_approve:
+        principal.require(Permission.APPROVE)
+    await tx.row(
+        "create_session", database.clock(), session_id, principal.tenant_id, principal.workspace_id, agent,
+        auto_approve, principal.actor,
+    )  # fmt: skip
+    return await get(tx, principal, session_id)
+
+
+async def get(tx: Tx | Database, principal: Principal, session_id: UUID) -> Row:
+    row = await tx.row("get_session", principal.tenant_id, session_id)
+    if row is None or principal.workspace_id not in (None, row["workspace_id"]):
+        raise NotFound(f"no session {session_id}", code="SESSION_NOT_FOUND")
+    return row
+
+
+async def send(
+    tx: Tx, database: Database, principal: Principal, session_id: UUID, version: int, plan: Plan, *,
+    message_id: UUID, content: str, auto_approve: bool | None = None, queue: bool = False,
+) -> Sent:  # fmt: skip
+    """Say something. Its run begins at once; or after the one under way, if the sender wants to wait."""
+    session = await _lock(tx, principal.tenant_id, session_id)
+    is_busy = await tx.value("session_is_busy", session_id)
+    if is_busy and not queue:
+        raise await _busy(tx, session_id)
+    message = await tx.row(
+        "add_message", database.clock(), session_id, message_id, principal.tenant_id, content,
+        _lets_pass(principal, session, auto_approve), principal.actor, principal.facts,
+    )  # fmt: skip
+    assert message is not None
+    if is_busy:
+        return Sent(session_id, message, None)
+    return Sent(session_id, message, await _begin(tx, database, session, message, version, plan))
+
+
+def _lets_pass(principal: Principal, session: Row, asked: bool | None) -> bool:
+    """To approve in advance is to approve: whoever may not do the one may not do the other."""
+    if asked:
+        principal.require(Permission.APPROVE)
+    wanted = session["auto_approve"] if asked is None else asked
+    return bool(wanted) and Permission.APPROVE in MAY[principal.role]
+
+
+async def _begin(tx: Tx, database: Database, session: Row, message: Row, version: int, plan: Plan) -> Row:
+    run_id = uuid7()
+    trigger = {"source": "session", "ref": str(session["id"])}
+    await tx.fetch(
+        "start_runs", database.clock(), [run_id], [session["tenant_id"]], [session["workspace_id"]], [plan.name],
+        [version], [encode({"message": message["content"]})], [encode(trigger)], [message["sent_by"]], [plan.timeout],
+        [None], [message["sender"]], *(None,) * 6, False, [plan.max_concurrency is not None],
+    )  # fmt: skip
+    row = await tx.row("join_session", run_id, session["id"], message["id"], message["auto_approve"])
+    assert row is not None
+    log.info("run_created", run_id=str(run_id), workflow=plan.name, session=str(session["id"]))
+    return row
+
+
+async def lock_idle(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
+    """For whoever begins a run of the session. The row's own constraint stands behind it."""
+    session = await _lock(tx, tenant_id, session_id)
+    if await tx.value("session_is_busy", session_id):
+        raise await _busy(tx, session_id)
+    return session
+
+
+async def _lock(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
+    session = await tx.row("lock_session", tenant_id, session_id)
+    if session is None:
+        raise NotFound(f"no session {session_id}", code="SESSION_NOT_FOUND")
+    return session
+
+
+async def _busy(tx: Tx, session_id: UUID) -> Conflict:
+    active = await tx.value("active_run_of_session", session_id)
+    what = f"run {active} of this session has not ended" if active else "other messages of this session wait"
+    return Conflict(
+        f"{what}; wait, interrupt it, or send with queue: true", code="SESSION_BUSY",
+        run_id=str(active) if active else None,
+    )  # fmt: skip
+
+
+async def start_waiting(database: Database, plans: Plans) -> int:
+    """Begin the runs of messages that waited for another to end. Any number may do so at once."""
+    found = await database.fetch("sessions_with_waiting", _BATCH)
+    for row in found:
+        try:
+            await database.command(partial(_start_next, database, plans, row))
+        except Exception as error:
+            log.error("message_waits", session_id=str(row["id"]), exc_info=error)
+    return len(found)
+
+
+async def _start_next(database: Database, plans: Plans, row: Row, tx: Tx) -> None:
+    session = await _lock(tx, row["tenant_id"], row["id"])
+    message = await tx.row("next_message", row["id"])
+    if message is None or await tx.value("active_run_of_session", row["id"]):
+        return  # somebody else was faster
+    version, plan = await plans.current(row["tenant_id"], session["agent"], None)
+    await _begin(tx, database, session, message, version, plan)
+
+
+async def forget(database: Database, floor: UUID) -> None:
+    """What was said in runs below `floor`, whose journals go; and sessions in which nothing is left."""
+    for statement in ("forget_said", "forget_sessions"):
+        while len(await database.fetch(statement, floor, _BATCH)) == _BATCH:
+            pass
+
+
+async def memory(database: Database, row: Row, plan: Plan) -> list[tuple[str, Journal]]:
+    """What was said in the session before this run, oldest first, each with what was done about it."""
+    if row["session_id"] is None:
+        return []
+    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=float("inf"))
+    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=float("inf"))
+    journals = {run["id"]: journal_for(run, plan) for run in before}
+    for entry in entries:
+        journals[entry["run_id"]].apply(entry_of(entry))
+    # Of a run whose entries were dropped nothing is left to tell.
+    return [(message_of(run), journals[run["id"]]) for run in before if journals[run["id"]].seq > 0]
+
+
+def message_of(row: Row) -> str:
+    """What an agent's run is asked: the message; of a run that a workflow or a schedule started, its input."""
+    given = orjson.loads(row["input"] or "null")
+    if isinstance(given, dict) and isinstance(given.get("message"), str):
+        return str(given["message"])
+    return given if isinstance(given, str) else encode(given)
