@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from tests.console.chromium import FLAGS, chromium
+from tests.rig import Rig
 
 from interlock import console
 from interlock.settings import Settings
 from interlock.store.pool import Database, database_time
-from tests.console.chromium import FLAGS, chromium
-from tests.rig import Rig
 
 
 class Site:

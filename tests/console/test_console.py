@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
-
-from interlock.wire import Role
 from tests.console.chromium import AXE
 from tests.console.conftest import Site
 from tests.console.shop import REFUND, SCRIPT, open_shop
+
+from interlock.wire import Role
 
 WATCHED = """
 name: watched
