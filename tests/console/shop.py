@@ -47,3 +47,24 @@ def open_shop(rig: Rig) -> dict[str, Any]:
         return {"ok": True}
 
     return done
+
+
+SUPPORT = """
+name: support
+model: scripted
+tools: [shop.*]
+script:
+  - match: '^refund (?P<charge>\\w+)'
+    turns:
+      - say: I look first.
+        calls: [{tool: shop.lookup, args: {charge: "{charge}"}}]
+      - say: Now I would refund it.
+        calls: [{tool: shop.refund, args: {charge: "{charge}", amount: 40}}]
+      - say: The refund is done.
+  - match: '^wait'
+    turns:
+      - say: I begin to wait.
+        calls: [{tool: shop.wait, args: {}}]
+      - say: Never said.
+  - turns: [{say: "You said: {message}"}]
+"""

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from tests.console.chromium import AXE
 from tests.console.conftest import Site
-from tests.console.shop import REFUND, SCRIPT, open_shop
+from tests.console.shop import REFUND, SCRIPT, SUPPORT, open_shop
 
+from interlock.definition.agent import parse_agent
+from interlock.engine import workflows
 from interlock.wire import Role
 
 WATCHED = """
@@ -111,6 +113,37 @@ async def test_a_live_run_is_followed_to_its_end(site: Site) -> None:
     assert "Output" in await page.locator("#step-second").inner_text()
     assert await page.locator(".timeline rect").count() == 2
     assert await page.locator("body").get_attribute("data-live") is not None
+
+
+async def support(site: Site) -> None:
+    plan = parse_agent(SUPPORT.encode(), file="support")
+    await site.rig.database.command(lambda tx: workflows.apply(tx, site.rig.database, site.rig.admin, plan))
+
+
+async def test_a_conversation_with_an_interrupt(site: Site) -> None:
+    done = open_shop(site.rig)
+    await support(site)
+    async with site.rig.worker():
+        page = await site.visit("/sessions")
+        await page.get_by_label("Agent").select_option("support")
+        await page.get_by_label("Message").fill("refund ch_1")
+        await page.get_by_role("button", name="Begin").click()
+        await page.locator(".answer", has_text="Now I would refund it").wait_for()
+        await page.locator(".call", has_text="shop.refund").wait_for()
+        await page.get_by_role("button", name="Approve").click()
+        await page.locator(".answer", has_text="The refund is done").wait_for()
+        assert done["refunds"] == [("ch_1", 40)]
+        await page.get_by_label("Message").fill("wait")
+        await page.keyboard.press("Enter")
+        await page.locator(".call", has_text="shop.wait").wait_for()
+        await page.get_by_label("Message").fill("what I type stays while the page changes")
+        await page.get_by_role("button", name="Interrupt").click()
+        await page.locator(".verdict", has_text="interrupted").wait_for()
+        await page.get_by_label("Message").fill(SCRIPT)
+        await page.keyboard.press("Enter")
+        await page.locator(".answer", has_text="You said: <script>").wait_for()
+        assert await page.get_by_role("button", name="Interrupt").count() == 0
+        assert await page.locator("main script").count() == 0
 
 
 async def test_keys_are_enough(site: Site) -> None:
@@ -226,7 +259,7 @@ async def test_no_serious_finding(site: Site) -> None:
         [run_id] = await held(site, "ch_1")
         for scheme in ("light", "dark"):
             page = await site.visit(color_scheme=scheme)
-            for path in ("/signin", "/inbox", "/runs", f"/runs/{run_id}", "/runs?status=failed"):
+            for path in ("/signin", "/inbox", "/runs", f"/runs/{run_id}", "/runs?status=failed", "/sessions"):
                 await page.goto(site.address + path)
                 assert await findings(page) == [], f"{path}, {scheme}"
 

@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from interlock.api.services import Services
 from interlock.console.page import Visit, Visitor, uuid_of
-from interlock.engine import runs
+from interlock.engine import runs, sessions
 from interlock.errors import NotFound, Unavailable
 from interlock.governance.roles import Permission
 from interlock.lifecycle import RUN
@@ -39,7 +39,11 @@ async def _runs(found: Services, visit: Visitor) -> Any:
     return await found.database.value("pulse_of_runs", visit.who.tenant_id, sorted(RUN.open))
 
 
-LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs}
+async def _sessions(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_sessions", visit.who.tenant_id)
+
+
+LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs, "sessions": _sessions}
 
 
 @router.get("/live/{topic}")
@@ -55,6 +59,13 @@ async def follow_run(run_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     row = await runs.get(visit.services.database, visit.who, uuid_of(run_id, "run"))
     return _stream(_steps(visit.services, row["id"], request.headers.get("last-event-id")))
+
+
+@router.get("/live/session/{session_id}")
+async def follow_session(session_id: str, visit: Visit) -> Response:
+    visit.who.require(Permission.READ)
+    row = await sessions.get(visit.services.database, visit.who, uuid_of(session_id, "session"))
+    return _stream(_session(visit.services, row["id"]))
 
 
 def _stream(changes: AsyncIterator[bytes]) -> Response:
@@ -84,6 +95,31 @@ async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterat
                 spoke = clock()
             await either(news, 2.0)
             # Many steps in a moment are one look.
+            await asyncio.sleep(0.1)
+
+
+async def _session(found: Services, session_id: UUID) -> AsyncIterator[bytes]:
+    """As a run; which run it is changes with every message, and the session tells of that itself."""
+    clock = asyncio.get_running_loop().time
+    seen, spoke = None, clock()
+    yield b"retry: 1000\n\n"
+    with found.follower.watching(session_id) as news:
+        while not found.follower.closing.is_set():
+            news.clear()
+            now = await found.database.row("pulse_of_session", session_id)
+            if now is None:
+                return
+            run_id, pulse = now["run_id"], tuple(now.values())
+            if run_id is not None:
+                await found.database.fetch("watch_session", found.database.clock(), session_id, _WATCH_SECONDS)
+            if pulse != seen:
+                yield b"event: changed\ndata: {}\n\n"
+                seen, spoke = pulse, clock()
+            elif clock() - spoke > _COMMENT_SECONDS:
+                yield b": still here\n\n"
+                spoke = clock()
+            found.follower.listen(news, run_id)
+            await either(news, 2.0)
             await asyncio.sleep(0.1)
 
 

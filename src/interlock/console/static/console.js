@@ -173,6 +173,24 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+// ---------------------------------------------------------------- conversations
+
+// Whoever is at the end of a conversation stays there while it grows; whoever reads further up is left alone.
+const growing = document.querySelector("[data-follow]");
+const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
+let following = true;
+if (growing) {
+  scrollTo(0, document.documentElement.scrollHeight);
+  addEventListener("scroll", () => { following = atEnd(); }, { passive: true });
+  document.addEventListener("interlock:looked", () => { if (following) scrollTo(0, document.documentElement.scrollHeight); });
+}
+
+addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || !event.target.matches?.("[data-enter]")) return;
+  event.preventDefault();
+  if (event.target.value.trim()) event.target.form.requestSubmit();
+});
+
 // ---------------------------------------------------------------- small comforts
 
 document.addEventListener("change", (event) => {

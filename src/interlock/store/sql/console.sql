@@ -74,7 +74,8 @@ SELECT states.status, (
   FROM unnest($2::text[]) AS states (status);
 
 -- name: pulse_of_run
-SELECT seq, (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id
+-- The row of a run stands still while its worker appends; the journal does not.
+SELECT (SELECT seq FROM entry WHERE entry.run_id = run.id ORDER BY seq DESC LIMIT 1) AS seq, (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id
               WHERE approval.run_id = run.id) AS asked
   FROM run WHERE id = $1;
 
@@ -127,3 +128,22 @@ SELECT id, workflow, status, created_at, duration_ms FROM run
 
 -- name: policy_texts
 SELECT digest, text FROM policy WHERE tenant_id = $1 AND digest = ANY($2::text[]);
+
+-- name: asked_in_runs
+SELECT approval.*, run.workflow, run.workspace_id
+  FROM approval JOIN run ON run.id = approval.run_id
+ WHERE approval.tenant_id = $1 AND approval.run_id = ANY($2::uuid[]) ORDER BY approval.id;
+
+-- name: pulse_of_sessions
+SELECT md5(string_agg(concat_ws(' ', id, messages, runs, (
+         SELECT status FROM run WHERE run.session_id = session.id AND run.completed_at IS NULL)), ',')) FROM (
+  SELECT id, messages, runs FROM session WHERE tenant_id = $1 ORDER BY id DESC LIMIT 50
+) AS session;
+
+-- name: pulse_of_session
+SELECT messages, runs, active.id AS run_id, active.status,
+       (SELECT seq FROM entry WHERE entry.run_id = active.id ORDER BY seq DESC LIMIT 1) AS seq,
+       (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id
+         WHERE approval.run_id = active.id) AS votes
+  FROM session LEFT JOIN run AS active ON active.session_id = session.id AND active.completed_at IS NULL
+ WHERE session.id = $1;
