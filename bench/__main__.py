@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--only throughput,latency,handoff,gate,claim,backlog]`"""
+"""`python -m bench [--quick] [--only throughput,latency,handoff,gate,claim,backlog,console]`"""
 
 import signal
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench import backlog, claim, gate, latency, report, throughput
+from bench import backlog, claim, console, gate, latency, report, throughput
 from bench.figures import Figure
 from bench.session import FULL, QUICK, Session
 from bench.stage import set_up
@@ -24,6 +24,7 @@ MEASURES: dict[str, Measure] = {
     "gate": gate.measure,
     "claim": claim.measure,
     "backlog": backlog.measure,
+    "console": console.measure,
 }
 
 

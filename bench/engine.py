@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 10_000
 _LENGTHS = (1, 5, 20)
 READS, WRITES = "reads", "writes"
 STEPS_THAT_ACT = 5
-_KEY = "il_benchmark_only_not_a_secret"
+KEY = "il_benchmark_only_not_a_secret"
 
 
 class Engine:
@@ -84,8 +84,8 @@ async def opened(stage: Stage) -> AsyncIterator[Engine]:
         database = await Database(url, Settings(statement_timeout_seconds=600)).open()
         try:
             await migrate(database)
-            await tenants.bootstrap(database, _KEY)
-            engine = Engine(stage, url, database, await tenants.authenticate(database, _KEY))
+            await tenants.bootstrap(database, KEY)
+            engine = Engine(stage, url, database, await tenants.authenticate(database, KEY))
             for steps in _LENGTHS:
                 await _apply(engine, f"noop{steps}", "{tool: bench.noop}", steps)
             for workflow, tool in ((READS, "bench.read"), (WRITES, "bench.write")):
@@ -121,7 +121,7 @@ async def opened_idle(stage: Stage) -> AsyncIterator[Served]:
     async with (
         opened(stage) as engine,
         running(stage.new_file("log"), *arguments, says="Interlock is at", **engine.environment()) as line,
-        AsyncClient(line.split("Interlock is at ")[1].split(",")[0], _KEY) as client,
+        AsyncClient(line.split("Interlock is at ")[1].split(",")[0], KEY) as client,
     ):
         await engine.until_working(1)
         yield Served(client)

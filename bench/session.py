@@ -19,10 +19,22 @@ class Effort:
     tenants: int
     ready: int
     claims: int
+    console_runs: int
 
 
-FULL = Effort(repetitions=5, drains=2, samples=100, backlog=200_000, tenants=10_000, ready=1_000_000, claims=60)
-QUICK = Effort(repetitions=2, drains=1, samples=40, backlog=60_000, tenants=10_000, ready=100_000, claims=20)
+FULL = Effort(
+    repetitions=5,
+    drains=2,
+    samples=100,
+    backlog=200_000,
+    tenants=10_000,
+    ready=1_000_000,
+    claims=60,
+    console_runs=1_000_000,
+)
+QUICK = Effort(
+    repetitions=2, drains=1, samples=40, backlog=60_000, tenants=10_000, ready=100_000, claims=20, console_runs=100_000
+)
 
 
 @dataclass(slots=True)

@@ -151,7 +151,9 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
     async with opened(settings, url) as database, serving(settings, database) as address:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         (settings.data_dir / "url").write_text(address)
-        print(f"Interlock is at {address} (console), its API reference at {address}/api/docs", flush=True)
+        print(
+            f"Interlock is at {address}, a console in the browser; its API reference at {address}/api/docs", flush=True
+        )
         crews = [asyncio.create_task(_keep_worker(settings, url, concurrency, stop)) for _ in range(workers)]
         await stop.wait()
         (settings.data_dir / "url").unlink(missing_ok=True)
