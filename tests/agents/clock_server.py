@@ -1,6 +1,10 @@
-"""An MCP server to be started: its tool's description is what CLOCK_SAYS says, so that it can change."""
+"""An MCP server to be started: its tool's description is what CLOCK_SAYS says, so that it can change.
+
+Over its standard input and output, or with a port as its argument over HTTP.
+"""
 
 import os
+import sys
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -23,4 +27,6 @@ def stop(reason: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
     server.run("stdio")

@@ -1,4 +1,4 @@
-"""A provider's own code, against a server that speaks like OpenAI: streaming, tool calls, errors and what it cost."""
+"""Providers' own code, against a server that speaks like them: streaming, tool calls, errors and what it cost."""
 
 import asyncio
 import json
@@ -43,11 +43,78 @@ class Provider:
         yield f"data: {json.dumps({**base, 'choices': [done]})}\n\n"
         yield f"data: {json.dumps({**base, 'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
+    async def message(self, request: Request) -> Response:
+        """As Anthropic: blocks that are begun, added to and ended."""
+        self.asked.append({"authorization": request.headers.get("authorization"), **await request.json()})
+        return StreamingResponse(_events(_blocks(self.answers.pop(0))), media_type="text/event-stream")
+
+    async def generate(self, request: Request) -> Response:
+        """As Google: each chunk a candidate of its own."""
+        asked = {"authorization": request.headers.get("x-goog-api-key"), "path": request.url.path}
+        self.asked.append(asked | await request.json())
+        return StreamingResponse(_events(_candidates(self.answers.pop(0))), media_type="text/event-stream")
+
+
+async def _events(events: list[dict[str, Any]]) -> AsyncIterator[str]:
+    for event in events:
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        yield f"{name}data: {json.dumps(event)}\n\n"
+
+
+def _blocks(parts: list[Any]) -> list[dict[str, Any]]:
+    usage = {"input_tokens": 1000, "output_tokens": 1}
+    about = {"id": "m1", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5", "content": []}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**about, "stop_reason": None, "stop_sequence": None, "usage": usage}}
+    ]
+    for index, part in enumerate(parts):
+        is_text = isinstance(part, str)
+        block = (
+            {"type": "text", "text": ""} if is_text else {"type": "tool_use", "id": "t1", "name": part[0], "input": {}}
+        )
+        said = part if is_text else json.dumps(part[1])
+        kind, member = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        for piece in (said[:5], said[5:]):
+            delta = {"type": kind, member: piece}
+            events.append({"type": "content_block_delta", "index": index, "delta": delta})
+        events.append({"type": "content_block_stop", "index": index})
+    reason = "end_turn" if all(isinstance(part, str) for part in parts) else "tool_use"
+    ending = {"stop_reason": reason, "stop_sequence": None}
+    return [
+        *events, {"type": "message_delta", "delta": ending, "usage": {"output_tokens": 200}}, {"type": "message_stop"},
+    ]  # fmt: skip
+
+
+def _candidates(parts: list[Any]) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, str):
+            said += [{"text": part[:5]}, {"text": part[5:]}]
+        else:
+            said.append({"functionCall": {"name": part[0], "args": part[1]}})
+    chunks: list[dict[str, Any]] = [
+        {
+            "candidates": [{"index": 0, "content": {"role": "model", "parts": [part]}}],
+            "modelVersion": "gemini-2.5-flash",
+        }
+        for part in said
+    ]
+    chunks[-1]["candidates"][0]["finishReason"] = "STOP"
+    chunks[-1]["usageMetadata"] = {"promptTokenCount": 1000, "candidatesTokenCount": 200, "totalTokenCount": 1200}
+    return chunks
+
 
 @pytest.fixture
 async def provider() -> AsyncIterator[Provider]:
     made = Provider()
-    app = Starlette(routes=[Route("/v1/chat/completions", made.complete, methods=["POST"])])
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", made.complete, methods=["POST"]),
+            Route("/v1/messages", made.message, methods=["POST"]),
+            Route("/v1/models/{model}", made.generate, methods=["POST"]),
+        ]
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
     listening = socket.create_server(("127.0.0.1", 0))
     made.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -100,6 +167,37 @@ settings: {{temperature: 0}}
     assert json.loads(second["messages"][3]["content"]) == {"refunded": "ch_1", "amount": 5}
     texts = [e["data"]["text"] for e in await talk.events(sent["session_id"]) if e["type"] == "message"]
     assert texts == ["I refund it.", "It is done."]
+
+
+@pytest.mark.parametrize(
+    ("model", "usd"),
+    # Per million tokens, in and out.
+    [("anthropic:claude-sonnet-4-5", (3.0, 15.0)), ("google:gemini-2.5-flash", (0.3, 2.5))],
+)
+async def test_other_providers_stream_call_and_cost_in_their_own_words(
+    talk: Talk, provider: Provider, model: str, usd: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_MODEL_KEY", "sk-test")
+    definition = {
+        "name": "hosted", "model": model, "base_url": provider.url.removesuffix("/v1"), "instructions": "Be brief.",
+        "api_key_env": "SHOP_MODEL_KEY", "tools": ["shop.*"],
+    }  # fmt: skip
+    assert (await talk.http.post("/api/agents", json=definition)).status_code == 201
+    provider.answers = [["I refund it.", ("shop__refund", {"charge": "ch_1", "amount": 5})], ["It is done."]]
+    sent = await talk.told("please", agent="hosted")
+    [question] = await talk.held(sent["run_id"])
+    assert question["action"]["fields"] == {"charge": "ch_1", "amount": 5}
+    await talk.post(f"/api/approvals/{question['id']}/approve")
+    run = await talk.ended(sent["run_id"])
+    assert (run["status"], run["result"], talk.refunds) == ("succeeded", {"text": "It is done."}, ["ch_1"])
+    assert run["cost_usd"] == pytest.approx(2 * (1000 * usd[0] + 200 * usd[1]) / 1e6)
+    first, second = provider.asked
+    assert first["authorization"].endswith("sk-test")
+    assert "Be brief." in json.dumps(first) and "shop__refund" in json.dumps(first["tools"])
+    assert '"refunded' in json.dumps(second).replace("\\", "")
+    events = await talk.events(sent["session_id"])
+    told = "".join(e["data"]["text"] for e in events if e["type"] == "message_delta")
+    assert told == "I refund it.It is done."
 
 
 async def test_a_refusal_of_the_provider_fails_the_run_with_its_words(talk: Talk, provider: Provider) -> None:
