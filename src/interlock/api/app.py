@@ -1,5 +1,7 @@
 """The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
 
+import contextlib
+
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -9,10 +11,23 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from interlock import __version__
-from interlock.api import admin, approvals, audit, grants, hooks_out, policy, receipts, runs, secrets, slack
+from interlock.api import (
+    admin,
+    approvals,
+    audit,
+    grants,
+    hooks_out,
+    jobs,
+    policy,
+    receipts,
+    runs,
+    secrets,
+    slack,
+    workers,
+)
 from interlock.api.services import Json, Services, problem_body
 from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
-from interlock.lifecycle import RUN
+from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 
@@ -23,7 +38,7 @@ def create_app(services: Services) -> FastAPI:
         description="Durable automations and agents that ask before they act.",
     )  # fmt: skip
     app.state.services = services
-    for module in (runs, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack):
+    for module in (runs, jobs, approvals, receipts, audit, policy, grants, admin, workers, secrets, hooks_out, slack):
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
     app.add_exception_handler(Problem, _on_problem)
@@ -58,15 +73,17 @@ async def readyz(request: Request) -> Response:
 
 async def show_metrics(request: Request) -> Response:
     services: Services = request.app.state.services
-    counted = dict.fromkeys(RUN.open, 0)
-    try:
-        counted |= {
-            row["status"]: row["count"] for row in await services.database.fetch("count_runs_by_status", patience=0.5)
-        }
-        for status, count in counted.items():
-            metrics.run_active.labels(status).set(count)
-    except Unavailable:
-        pass  # metrics are wanted most of all when the database is away
+    counts = (
+        (RUN, "count_runs_by_status", metrics.run_active),
+        (WORKER, "count_workers_by_status", metrics.worker_active),
+        (JOB, "count_jobs_by_status", metrics.job_active),
+    )
+    with contextlib.suppress(Unavailable):  # metrics are wanted most of all when the database is away
+        for machine, statement, gauge in counts:
+            rows = await services.database.fetch(statement, patience=0.5)
+            counted = dict.fromkeys(machine.open, 0) | {row["status"]: row["count"] for row in rows}
+            for status, count in counted.items():
+                gauge.labels(status).set(count)
     return Response(exposition(), media_type=CONTENT_TYPE_LATEST)
 
 

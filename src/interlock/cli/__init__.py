@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import admin, approvals, audit, evidence, grants, policies, receipts, runs, secrets, serve, workflows
+from interlock.cli import (
+    admin,
+    approvals,
+    audit,
+    evidence,
+    grants,
+    jobs,
+    policies,
+    receipts,
+    runs,
+    secrets,
+    serve,
+    workers,
+    workflows,
+)
 from interlock.cli.connection import Flags
 from interlock.cli.outcome import OneLine, example
 
@@ -47,6 +61,8 @@ def options(
 serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
+app.add_typer(jobs.app, name="job")
+app.add_typer(workers.app, name="worker")
 app.add_typer(approvals.app, name="approval")
 app.add_typer(policies.app, name="policy")
 app.add_typer(receipts.app, name="receipt")

@@ -67,6 +67,8 @@ class Step:
     timeout: float | None
     gate: Gate | None
     duration: Template | None
+    # The label of the workers that may do it.
+    runs_on: str | None = None
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -90,6 +92,7 @@ class Plan:
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)
+    labels: frozenset[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         successors: dict[str, list[str]] = {step.key: [] for step in self.steps}
@@ -101,6 +104,7 @@ class Plan:
         put = object.__setattr__
         put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
         put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
+        put(self, "labels", frozenset(step.runs_on for step in self.steps if step.runs_on is not None))
         put(self, "is_sequence", all(step.follows == before.key for step, before in in_order))
 
     @property

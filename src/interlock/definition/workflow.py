@@ -21,14 +21,15 @@ MOST_STEPS = 1000
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+_LABEL = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
-_TOOL_ONLY = ("input", "retry", "timeout")
+_TOOL_ONLY = ("input", "retry", "timeout", "runs_on")
 _KINDS = tuple(StepKind)
 _DEFAULTS = Retry()
-_LATER = ("compensate", "flow", "runs_on")
+_LATER = ("compensate", "flow")
 _LATER_WAIT = ("event", "correlation", "timeout")
 
 
@@ -154,6 +155,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
         timeout=section.duration("timeout", 0.0, above_zero=True) or None if kind is StepKind.TOOL else None,
         gate=_gate(section) if kind is StepKind.APPROVAL else None,
         duration=_duration(section) if kind is StepKind.WAIT else None,
+        runs_on=_runs_on(section) if kind is StepKind.TOOL else None,
     )
 
 
@@ -183,6 +185,15 @@ def _tool(section: Section) -> str:
     if isinstance(section.value.get("tool"), str) and not _TOOL.fullmatch(tool):
         section.fault("tool", f"expected the name of a tool such as shop.refund, found {tool[:120]!r}")
     return tool
+
+
+def _runs_on(section: Section) -> str | None:
+    if not section.has("runs_on"):
+        return None
+    label = section.text("runs_on")
+    if isinstance(section.value["runs_on"], str) and not _LABEL.fullmatch(label):
+        section.fault("runs_on", f"expected the label of a worker such as gpu, found {label[:120]!r}")
+    return label
 
 
 def _input(section: Section) -> Any:

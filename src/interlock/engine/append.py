@@ -27,6 +27,9 @@ class Lease:
     status: RunState
     workflow: str
     requested_by: str
+    # The side lane that it was claimed from, and the one that it goes to when it leaves: its job's, a label's, or none.
+    side_id: UUID | None = None
+    next_side: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> li
         [w.lease.status for w, _ in leaving], [v.status for _, v in leaving], [v.reason for _, v in leaving],
         [v.result for _, v in leaving], [v.error for _, v in leaving], [v.wake_at for _, v in leaving],
         [v.queue for _, v in leaving], [w.seq for w, _ in leaving], [w.cost_usd for w, _ in leaving],
+        [w.lease.side_id for w, _ in leaving], [w.lease.next_side for w, _ in leaving],
     )  # fmt: skip
     kept = {row["id"]: Answer(True, row["nudged"]) for row in rows}
     return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]

@@ -10,6 +10,7 @@ class Permission(Term):
     STOP = "stop", "cancel runs"
     DEFINE = "define", "apply workflows"
     APPROVE = "approve", "decide on approvals"
+    SUPERVISE = "supervise", "start, pause and stop workers"
     ADMINISTER = "administer", "manage keys, tenants and policies"
 
 
@@ -18,7 +19,7 @@ P = Permission
 # An agent may ask and look; it can never approve.
 MAY: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({P.READ}),
-    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.DEFINE}),
+    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.DEFINE, P.SUPERVISE}),
     Role.APPROVER: frozenset({P.READ, P.APPROVE}),
     Role.AGENT: frozenset({P.READ, P.START}),
     Role.ADMIN: frozenset(P),

@@ -14,6 +14,7 @@ from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.outside import entry_of, journal_for
 from interlock.engine.receipts import Intent, Prior, Seal
+from interlock.engine.workers import DEFAULT_LABEL
 from interlock.errors import LeaseLost, Unavailable
 from interlock.governance.action import ProposedAction
 from interlock.governance.policy import Decision
@@ -82,6 +83,8 @@ class Driver:
             RunState(row["status"]),
             row["workflow"],
             row["requested_by"],
+            row["side_id"],
+            row["job_id"],
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -259,7 +262,12 @@ class Driver:
             return await self._leave(then)
         if self._must_yield():
             return await self.let_go(Leave(self.journal.status, queue=True))
-        starting = [] if self._worker.draining else following.start
+        starting = [] if self._worker.gives_back(self) else following.start
+        if self._has_labels and starting:
+            here = [fold for fold in starting if self._is_served_here(fold)]
+            if not here and not self._tasks and not self._finished:
+                return await self._move_to(starting[0].step.runs_on)
+            starting = here
         if following.resume:
             starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
         calls = await self._ready(starting)
@@ -272,6 +280,28 @@ class Driver:
                 self._do(call)
             await self._next_outcome()
         return False
+
+    # ------------------------------------------------------------ labels
+
+    @property
+    def _has_labels(self) -> bool:
+        return bool(self.journal.plan.labels) or self.lease.side_id != self.row["job_id"]
+
+    def _is_served_here(self, fold: StepFold) -> bool:
+        """Steps that ask for a label go to workers that have it, all others to where the run is at home."""
+        labels = self._worker.labels
+        if fold.step.runs_on is not None:
+            return fold.step.runs_on in labels
+        return self.lease.side_id == self.row["job_id"] or (self.row["job_id"] is None and DEFAULT_LABEL in labels)
+
+    async def _move_to(self, label: str | None) -> bool:
+        """Into the lane that the next step's workers claim from."""
+        if label is not None:
+            self.lease.next_side = await self._worker.lane_for(self.lease.tenant_id, label)
+        left = await self.let_go(Leave(self.journal.status, queue=True))
+        if not left:
+            self.lease.next_side = self.row["job_id"]
+        return left
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """By itself, and not because its last step was interrupted."""
@@ -619,10 +649,12 @@ class Driver:
         )  # fmt: skip
 
     def _must_yield(self) -> bool:
-        if self._tasks or self._finished or self._worker.on_trial is self:
+        if self._tasks or self._finished:
             return False
+        if self._worker.gives_back(self):
+            return True
         overstayed = time.monotonic() - self._since > self._worker.settings.slice_seconds
-        return self._worker.draining or (self._worker.crowded and overstayed)
+        return self._worker.crowded and overstayed and self._worker.on_trial is not self
 
     async def _give_up(self, why: str) -> None:
         """What the run produced cannot be stored. Its step fails with that as the reason."""

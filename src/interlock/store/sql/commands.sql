@@ -34,11 +34,12 @@ SELECT $2, e.seq, $3, coalesce($1, now()), e.type, e.step, e.from_state, e.event
 
 -- name: queue_run
 WITH queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  VALUES ($1, $2, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END, $3, $4)
-  RETURNING tenant_id
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
+  SELECT $1, $2, side_id, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END, $3, $4
+    FROM run WHERE id = $2
+  RETURNING lane_id
 )
-SELECT wake_lane(tenant_id) FROM queued;
+SELECT wake_lane(lane_id) FROM queued;
 
 -- name: post_to_inbox
 -- moves: run running -cancel-> canceling

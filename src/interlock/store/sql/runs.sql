@@ -7,7 +7,7 @@
 --
 -- With an idempotency key ($13) nothing starts if the key was used before; the record and its answer, in whose middle
 -- the time of creation is written, commit with the run. $19 says that the version is the newest the caller knows:
--- nothing starts if there is a newer one.
+-- nothing starts if there is a newer one. $20 is the job that they belong to, whose lane has the same id.
 WITH newest AS MATERIALIZED (
   SELECT NOT $19 OR NOT EXISTS (
     SELECT FROM workflow WHERE tenant_id = ($3::uuid[])[1] AND name = ($5::text[])[1] AND version > ($6::int[])[1]
@@ -49,11 +49,11 @@ WITH newest AS MATERIALIZED (
     FROM asked LEFT JOIN rate USING (tenant_id)
 ), started AS (
   INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
-                   created_at, deadline_at, watched_until, requester, wake_at)
+                   created_at, deadline_at, watched_until, requester, wake_at, job_id, side_id)
   SELECT id, tenant_id, workspace_id, workflow, workflow_version, 'pending', input::jsonb, trigger::jsonb, requested_by,
          1, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => deadline_seconds),
          coalesce($1, now()) + make_interval(secs => watch_seconds), requester::jsonb,
-         CASE WHEN turn > coalesce($1, now()) THEN turn END
+         CASE WHEN turn > coalesce($1, now()) THEN turn END, $20, $20
     FROM placed
   ON CONFLICT (id) DO NOTHING
   RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at
@@ -65,15 +65,15 @@ WITH newest AS MATERIALIZED (
    WHERE lane.tenant_id = rate.tenant_id
   RETURNING lane.tenant_id
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, id, $20, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor, data)
   SELECT id, 1, tenant_id, created_at, 'run_created', 'create', 'pending', 0, requested_by,
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text, (SELECT body FROM answer) AS answer,
+SELECT coalesce($1, now()) AS now, wake_lane(coalesce($20::uuid, tenant_id))::text, (SELECT body FROM answer) AS answer,
        (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
   FROM (SELECT DISTINCT tenant_id FROM asked) AS lanes, (SELECT count(*) FROM paced) AS _;
 
