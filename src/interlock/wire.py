@@ -367,7 +367,7 @@ class StateChange(View):
 
 
 class Worker(View):
-    """`pid` is there when its process is; `job_id` is the job that it is reserved for; `tenants` null: it serves all."""
+    """`pid` is there when its process is; `job_id`: the job that it is reserved for; `tenants` null: it serves all."""
 
     id: Id
     name: str

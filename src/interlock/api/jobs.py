@@ -34,13 +34,14 @@ async def submit(body: NewJob, request: Request, found: Svc, who: Who) -> Respon
     A job that names a workflow that is not there is `failed` from the start, and says so.
     """
     who.require(Permission.START)
-    new = jobs.NewJob(
+    asked = jobs.NewJob(
         uuid7(), body.task_description, body.workflow, body.inputs, body.worker_count, body.version, body.parent_job_id,
         body.timeout_seconds,
     )  # fmt: skip
+    new = await jobs.prepare(found.plans, who, asked)
 
     async def work(tx: Tx) -> Answer:
-        row = await jobs.submit(tx, found.database, found.plans, who, new)
+        row = await jobs.submit(tx, found.database, who, new)
         return Answer(201, dump(await _view(tx, found.database, row)))
 
     return await change(found, who, request, work)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import orjson
 
+from interlock.definition.plan import Plan
 from interlock.engine import runs
 from interlock.engine.outside import open_run, put_back, say
 from interlock.engine.principal import Principal
@@ -40,29 +41,34 @@ class NewJob:
     version: int | None = None
     parent_job_id: UUID | None = None
     timeout_seconds: float | None = None
+    problem: str | None = None
 
 
 # ---------------------------------------------------------------- commands
 
 
-async def submit(tx: Tx, database: Database, plans: Plans, principal: Principal, new: NewJob) -> Row:
-    """Accepted and validated in one transaction. What only the definitions can show makes it a failed job."""
-    depth = await _depth(tx, database, principal, new.parent_job_id)
-    problem, version = None, new.version
+async def prepare(plans: Plans, principal: Principal, new: NewJob) -> NewJob:
+    """With the version that it is pinned to, or with what is wrong with it."""
     try:
         version, _ = await plans.find(principal.tenant_id, new.workflow, new.version)
     except (NotFound, Invalid) as error:
-        problem = error.detail
+        return replace(new, problem=error.detail)
+    return replace(new, version=version)
+
+
+async def submit(tx: Tx, database: Database, principal: Principal, new: NewJob) -> Row:
+    """Accepted and validated in one transaction. What only the definitions can show makes it a failed job."""
+    depth = await _depth(tx, database, principal, new.parent_job_id)
     row = await tx.row(
         "insert_job", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.parent_job_id, depth,
-        new.task_description, new.workflow, version, encode(new.inputs), len(new.inputs), new.worker_count,
+        new.task_description, new.workflow, new.version, encode(new.inputs), len(new.inputs), new.worker_count,
         principal.actor, principal.facts, new.timeout_seconds,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         return await get(tx, principal, new.id)
     log.info("job_submitted", job_id=str(new.id), workflow=new.workflow, runs=len(new.inputs))
-    event = JobEvent.VALIDATE if problem is None else JobEvent.FAIL
-    return await _move(tx, database, row, event, principal.actor, problem)
+    event = JobEvent.VALIDATE if new.problem is None else JobEvent.FAIL
+    return await _move(tx, database, row, event, principal.actor, new.problem)
 
 
 async def _depth(tx: Tx, database: Database, principal: Principal, parent_id: UUID | None) -> int:
@@ -153,7 +159,7 @@ async def tend(database: Database, plans: Plans) -> None:
         await database.command(partial(_time_out, database, row["id"]))
     for row in await database.fetch("running_jobs", None):
         await _tend_one(database, row)
-    while await database.command(partial(_allocate, database, plans)):
+    while await _allocate_next(database, plans):
         pass
     await cancel_runs(database, plans)
     await database.fetch("drop_job_lanes")
@@ -207,18 +213,27 @@ class _TooFew(Exception):
     """Not all of its workers could be had: nothing was reserved."""
 
 
-async def _allocate(database: Database, plans: Plans, tx: Tx) -> bool:
+async def _allocate_next(database: Database, plans: Plans) -> bool:
     """Start the pending job whose turn it is. False: there is none, or it has to wait for workers."""
+    following = await database.row("next_pending_job")
+    if following is None or following["free"] < following["worker_count"]:
+        return False
+    # Before the transaction: in it we would wait for a second connection, and others for ours.
+    plan = await plans.get(following["tenant_id"], following["workflow"], following["workflow_version"])
+    return await database.command(partial(_allocate, database, following["id"], plan))
+
+
+async def _allocate(database: Database, job_id: UUID, plan: Plan, tx: Tx) -> bool:
     await tx.fetch("one_allocator")
     following = await tx.row("next_pending_job")
     if following is None or following["free"] < following["worker_count"]:
         return False
-    job = await tx.row("lock_job", database.clock(), following["id"])
-    if job is None or job["status"] != JobState.PENDING:
-        return True
+    job = await tx.row("lock_job", database.clock(), job_id)
+    if following["id"] != job_id or job is None or job["status"] != JobState.PENDING:
+        return True  # somebody was faster: look again
     try:
         async with tx.savepoint():
-            await _start_runs(tx, database, plans, job)
+            await _start_runs(tx, database, plan, job)
             args = (database.clock(), job["id"], job["worker_count"], job["tenant_id"])
             if len(await tx.fetch("reserve_workers", *args)) < job["worker_count"]:
                 raise _TooFew
@@ -228,9 +243,8 @@ async def _allocate(database: Database, plans: Plans, tx: Tx) -> bool:
     return True
 
 
-async def _start_runs(tx: Tx, database: Database, plans: Plans, job: Row) -> None:
+async def _start_runs(tx: Tx, database: Database, plan: Plan, job: Row) -> None:
     """One for each input, in the lane of the job, asked for by whoever asked for the job."""
-    plan = await plans.get(job["tenant_id"], job["workflow"], job["workflow_version"])
     await tx.fetch("add_job_lane", job["id"], job["tenant_id"])
     trigger = {"source": "job", "ref": str(job["id"])}
     news = [

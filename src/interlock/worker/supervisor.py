@@ -65,7 +65,7 @@ class Process:
 
 @dataclass(slots=True)
 class Slot:
-    """A place for one worker: who is in it, and how those before it ended. `kept`: it is filled again after an order."""
+    """A place for one worker: who is in it, how those before it ended. `kept`: it is filled again after an order."""
 
     terms: Terms
     kept: bool = True

@@ -131,7 +131,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
 -- The fairest: of the tenant with the fewest reserved workers for its weight; deeper ones first, since their parents wait
 -- for them; then the oldest. It is not passed over because a later one needs less, or it would wait for ever; only one
 -- that needs more workers than there are stands in nobody's way.
-SELECT job.id, job.tenant_id, job.worker_count, pool.free
+SELECT job.id, job.tenant_id, job.workflow, job.workflow_version, job.worker_count, pool.free
   FROM job
   JOIN lane AS home ON home.id = job.tenant_id
  CROSS JOIN LATERAL (
