@@ -122,21 +122,28 @@ async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_le
         assert len({third["id"], fourth["id"]} & {first["id"], second["id"]}) == 0
         assert log_path(rig.settings.data_dir, third["id"]).exists()
 
-        # One that stands still is lost, ended and replaced.
-        os.kill(third["pid"], signal.SIGSTOP)
-
-        async def lost() -> bool:
-            await leases.reclaim_lost(rig.database)
-            return await _status(rig, third["id"]) == "terminated"
-
-        await until(lost, 20)
-        await until(lambda: _gone(third["pid"]), 10)
         last = await working(rig, 2)
     for row in await rig.sql("SELECT pid FROM worker WHERE pid IS NOT NULL"):
         assert not is_alive(row["pid"])
     assert {await _status(rig, row["id"]) for row in last} == {"completed"}
     (row,) = await rig.sql("SELECT stopped_at FROM supervisor")
     assert row["stopped_at"] is not None
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_stands_still_is_lost_ended_and_replaced(rig: Rig) -> None:
+    async with supervised(rig, 1):
+        (first,) = await working(rig, 1)
+        os.kill(first["pid"], signal.SIGSTOP)
+
+        async def lost() -> bool:
+            await leases.reclaim_lost(rig.database)
+            return await _status(rig, first["id"]) == "terminated"
+
+        await until(lost, 20)
+        await until(lambda: _gone(first["pid"]), 10)
+        (second,) = await working(rig, 1)
+        assert second["id"] != first["id"]
 
 
 async def _status(rig: Rig, worker_id: Any) -> str:

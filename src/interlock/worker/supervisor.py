@@ -96,6 +96,7 @@ class Supervisor:
         terms = Terms(concurrency or settings.concurrency, labels, tenants)
         self.slots = [Slot(terms) for _ in range(wished)]
         self._wished = wished
+        self._had: set[UUID] = set()
         self._look = asyncio.Event()
 
     @property
@@ -158,14 +159,15 @@ class Supervisor:
 
     def _take_in(self, rows: dict[UUID, Row]) -> None:
         """Workers that somebody asked for and that were given to us."""
-        known = {slot.worker_id for slot in self.slots}
         for worker_id, row in rows.items():
-            if worker_id not in known and row["pid"] is None and WorkerState(row["status"]) in WORKER.open:
+            # Not one that was ours when we looked and has died since.
+            if worker_id not in self._had and row["pid"] is None and WorkerState(row["status"]) in WORKER.open:
                 terms = Terms(
                     row["capacity"], tuple(row["labels"]), tuple(row["tenants"]) if row["tenants"] else None,
                     row["workspace_id"],
                 )  # fmt: skip
                 self.slots.append(Slot(terms, kept=False, worker_id=worker_id))
+                self._had.add(worker_id)
                 self._look.set()
 
     async def _tend_slot(self, slot: Slot, rows: dict[UUID, Row]) -> None:
@@ -209,6 +211,7 @@ class Supervisor:
             if row["status"] == WORKER.initial:
                 await workers.order(tx, self._database, self.actor, worker_id, WorkerEvent.START)
 
+        self._had.add(worker_id)
         await self._database.command(work)
         slot.worker_id = worker_id
 
