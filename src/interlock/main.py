@@ -156,11 +156,11 @@ async def _supervisor(database: Database, settings: Settings, url: str, wished: 
 # ---------------------------------------------------------------- server
 
 
-def up(settings: Settings, wished: int = 1, concurrency: int | None = None) -> int:
+def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     load_tools(settings.tools)
     url = database_url(settings)
-    return run_loop(_up(settings, url, wished, Serving(concurrency)))
+    return run_loop(_up(settings, url, workers, Serving(concurrency)))
 
 
 async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:

@@ -85,7 +85,7 @@ class Shop:
 async def until(found: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
     """Ask again until the answer is true: workers are tasks of this process, and this lets them go on."""
     async with asyncio.timeout(seconds):
-        while not (answer := await found()):
+        while not (answer := await found()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return answer
 

@@ -212,7 +212,9 @@ async def test_depth_ends_at_five(shop: Shop, rig: Rig) -> None:
         job_id = await shop.job(parent_job_id=job_id)
     with pytest.raises(Invalid, match="5 is the deepest"):
         await shop.job(parent_job_id=job_id)
-    tree = (await rig.http().get(f"/api/jobs/{(await rig.sql('SELECT id FROM job ORDER BY depth'))[0]['id']}/tree")).json()
+    tree = (
+        await rig.http().get(f"/api/jobs/{(await rig.sql('SELECT id FROM job ORDER BY depth'))[0]['id']}/tree")
+    ).json()
     depth = 0
     while tree["children"]:
         (tree,) = tree["children"]

@@ -61,12 +61,13 @@ async def test_steps_of_a_graph_go_each_to_its_workers(shop: Shop, rig: Rig) -> 
         "{name: graph, steps: [{id: a, needs: [], tool: t.after, runs_on: gpu},"
         " {id: b, needs: [], tool: t.after, runs_on: fpga}, {id: c, needs: [a, b], tool: t.after}]}"
     )
-    workers: dict[str, Worker] = {
-        label: await shop.worker(labels=(label,)) for label in ("default", "gpu", "fpga")
-    }
+    workers: dict[str, Worker] = {label: await shop.worker(labels=(label,)) for label in ("default", "gpu", "fpga")}
     run_id = await rig.start("graph")
     assert (await rig.until(run_id))["status"] == "succeeded"
-    by = {step: next(label for label, w in workers.items() if w.me.actor == a) for step, a in (await actors(rig, run_id)).items()}
+    by = {
+        step: next(label for label, w in workers.items() if w.me.actor == a)
+        for step, a in (await actors(rig, run_id)).items()
+    }
     assert by == {"a": "gpu", "b": "fpga", "c": "default"}
     await lanes_are_clean(rig)
 

@@ -36,7 +36,11 @@ async def test_a_paused_worker_finishes_its_step_gives_the_run_back_and_takes_no
 
     await until(given_back)
     run = await rig.run(run_id)
-    assert (run["step"]["a"]["status"], run["step"]["b"]["status"], run["status"]) == ("succeeded", "pending", "running")
+    assert (run["step"]["a"]["status"], run["step"]["b"]["status"], run["status"]) == (
+        "succeeded",
+        "pending",
+        "running",
+    )
     other = await rig.start("two")
     async with rig.worker():
         assert (await rig.until(run_id))["status"] == "succeeded"
@@ -187,9 +191,7 @@ async def test_a_worker_short_of_memory_pauses_gives_back_and_goes_on(
     assert await shop.status(worker.me.id) == "running"
 
 
-async def test_a_worker_that_cannot_free_its_memory_ends(
-    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_cannot_free_its_memory_ends(shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "resident_mb", lambda: 120.0)
     monkeypatch.setattr(loop, "_MEMORY_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(rig.settings, "worker_memory_mb", 100)

@@ -10,7 +10,7 @@ from interlock.engine.jobs import Standing
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.journal import Journal
-from interlock.lifecycle import RunState
+from interlock.lifecycle import RUN
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
 
@@ -219,11 +219,12 @@ def progress_view(row: Row, standing: Standing, now: datetime) -> dict[str, Any]
     rate = done / seconds if done and seconds > 0 else None
     ended = row["completed_at"] is not None
     return {
-        "done": done, "total": total, "succeeded": standing.runs.get(RunState.SUCCEEDED, 0),
-        "failed": standing.runs.get(RunState.FAILED, 0), "canceled": standing.runs.get(RunState.CANCELED, 0),
+        "done": done,
+        "total": total,
+        **{str(state): standing.runs.get(state, 0) for state in RUN.terminal},
         "rate_per_second": round(rate, 3) if rate else None,
         "eta_seconds": round((total - done) / rate, 1) if rate and not ended else None,
-    }  # fmt: skip
+    }
 
 
 def tool_view(tool: Tool) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def cancel(
 
 def _page(job: "Job") -> RenderableType:
     return show.facts(
-        job=job.id, task=visible(job.task_description), workflow=visible(f"{job.workflow}@{job.workflow_version or '?'}"),
+        job=job.id, task=visible(job.task_description),
+        workflow=visible(f"{job.workflow}@{job.workflow_version or '?'}"),
         status=show.word(job.status), reason=visible(job.reason or ""), progress=_line(job),
         workers=", ".join(visible(worker.name) for worker in job.workers) or f"none of {job.worker_count}",
         parent=job.parent_job_id, created=show.moment(job.created_at), took=show.took(job.started_at, job.completed_at),

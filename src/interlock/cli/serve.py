@@ -56,7 +56,7 @@ def up(
     share_metrics(settings.data_dir)
     from interlock import main
 
-    return main.up(settings, wished=workers, concurrency=concurrency)
+    return main.up(settings, workers=workers, concurrency=concurrency)
 
 
 def supervise(

@@ -69,7 +69,8 @@ def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) 
     out = show.console()
     out.print(
         show.facts(
-            worker=found.id, name=visible(found.name), status=show.word(found.status), reason=visible(found.reason or ""),
+            worker=found.id, name=visible(found.name), status=show.word(found.status),
+            reason=visible(found.reason or ""),
             host=visible(found.host or ""), pid=str(found.pid or ""), runs=f"{found.holds}/{found.capacity}",
             labels=visible(", ".join(found.labels)), job=found.job_id, heartbeat=show.moment(found.heartbeat_at),
         )

@@ -107,7 +107,7 @@ SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, ru
        (SELECT count(*) FROM worker WHERE worker.job_id = job.id)::int AS workers
   FROM job
  CROSS JOIN LATERAL (
-   SELECT count(*) FILTER (WHERE run.status IN ('succeeded', 'failed', 'canceled'))::int AS done,
+   SELECT count(run.completed_at)::int AS done,
           count(*) FILTER (WHERE run.status = 'succeeded')::int AS well,
           count(*) FILTER (WHERE run.status IN ('pending', 'running', 'canceling'))::int AS moving
      FROM run WHERE run.job_id = job.id
