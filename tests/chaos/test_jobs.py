@@ -46,7 +46,7 @@ async def test_twenty_jobs_for_ten_workers_that_are_killed_at_random(yard: Yard,
     # `up` and `supervise` count a crash loop by processes that die young: these are killed when they have worked.
     await until(lambda: pids(rig), "a worker is there", 120, pause=0.5)
     chance = random.Random(3)
-    ids = [await submit(rig, runs=20, ms=200, worker_count=chance.randint(1, 4)) for _ in range(20)]
+    ids = [await submit(rig, runs=40, ms=2000, worker_count=chance.randint(1, 4)) for _ in range(20)]
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         if found := await pids(rig):

@@ -92,18 +92,22 @@ async def report(database: Database, worker_id: UUID, event: WorkerEvent, actor:
     return await database.command(work)
 
 
-async def bury(database: Database, worker_id: UUID, actor: str, reason: str) -> None:
-    """Its process is gone. One that worked has failed; one that was paused or never began is terminated."""
+async def end(database: Database, worker_id: UUID, event: WorkerEvent, actor: str, reason: str) -> None:
+    """It completed or failed; one that is paused or never began can do neither, and is terminated."""
 
     async def work(tx: Tx) -> None:
         row = _found(await tx.row("lock_worker", worker_id), worker_id)
         state = WorkerState(row["status"])
-        if state in WORKER.terminal:
-            return
-        fails = WORKER.targets(state, WorkerEvent.FAIL) != ()
-        await _move(tx, database, row, WorkerEvent.FAIL if fails else WorkerEvent.TERMINATE, actor, reason)
+        if state not in WORKER.terminal:
+            possible = event in WORKER.allowed(state)
+            await _move(tx, database, row, event if possible else WorkerEvent.TERMINATE, actor, reason)
 
     await database.command(work)
+
+
+async def bury(database: Database, worker_id: UUID, actor: str, reason: str) -> None:
+    """Its process is gone."""
+    await end(database, worker_id, WorkerEvent.FAIL, actor, reason)
 
 
 async def tenants_named(tx: Tx | Database, names: Sequence[str]) -> tuple[UUID, ...]:

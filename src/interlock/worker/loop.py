@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import inbox, leases
+from interlock.engine import inbox, leases, workers
 from interlock.engine.keyfiles import Salts
 from interlock.engine.leases import Orders
 from interlock.engine.policies import Policies
@@ -136,7 +136,8 @@ class Worker:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
                 await self._drain(tasks[1])
-                await self._leave()
+                await workers.end(self.database, self.me.id, WorkerEvent.COMPLETE, f"worker:{self.me.id}", "drained")
+                log.info("worker_drained", worker=self.me.name)
             for task in done - {stopping}:
                 task.result()
         except LeaseLost as lost:
@@ -153,13 +154,6 @@ class Worker:
             self.drivers.clear()
             self.abandoning = False
         return not ordered_to_end
-
-    async def _leave(self) -> None:
-        """All it had is done. One that was paused has nothing to complete: it is terminated."""
-        paused = self.orders.status == WorkerState.PAUSED
-        event = WorkerEvent.TERMINATE if paused else WorkerEvent.COMPLETE
-        await leases.move_worker(self.database, self.me.id, event, "drained")
-        log.info("worker_drained", worker=self.me.name)
 
     async def _was_ordered_to_end(self) -> bool:
         with contextlib.suppress(Unavailable):
