@@ -54,6 +54,24 @@ async def test_a_jobs_runs_are_done_by_its_workers_and_its_workers_do_nothing_el
     await nothing_leaks(rig)
 
 
+async def test_a_worker_that_does_not_know_yet_that_it_is_reserved_claims_nothing(shop: Shop, rig: Rig) -> None:
+    me, _ = await rig.claim_by_hand()
+    job_id = await shop.job()
+    await rig.sweep()
+    assert await shop.reserved(job_id) == {me.id}
+    other, _ = await rig.claim_by_hand()
+    await rig.start("one")
+
+    async def claimed(who: leases.Me, pool: str) -> list[Any]:
+        async with rig.database.pool.acquire() as connection:
+            return [run["job_id"] for run in (await leases.claim(Tx(connection), rig.clock(), who, 5, pool)).runs]
+
+    assert await claimed(me, "default") == []
+    assert await claimed(other, str(job_id)) == []
+    assert await claimed(other, "default") == [None]
+    assert await claimed(me, str(job_id)) == [job_id]
+
+
 async def test_a_job_waits_until_there_are_workers_and_shows_how_far_it_is(shop: Shop, rig: Rig) -> None:
     http = rig.http()
     body = {"task_description": "thumbnails", "workflow": "one", "inputs": [{}, {}], "worker_count": 2}
@@ -176,11 +194,23 @@ async def test_a_run_that_fails_makes_the_job_fail_when_all_are_done(shop: Shop,
 
 
 async def test_a_parent_ends_after_its_children_and_holds_no_worker_while_it_waits(shop: Shop, rig: Rig) -> None:
+    await rig.apply("{name: quick, steps: [{id: a, tool: t.after}]}")
     await shop.worker()
+    await shop.worker()
+    parent = await shop.job("quick")
+    await shop.job_until(parent, "running")
+    child = await shop.job("quick", parent_job_id=parent)
+    grandchild = await shop.job("one", parent_job_id=child)
+
+    async def all_but_the_last_are_done() -> bool:
+        await rig.sweep()
+        rows = await rig.sql("SELECT done FROM job WHERE id = ANY($1)", [parent, child])
+        return [row["done"] for row in rows] == [1, 1] and shop.hold.entered.is_set()
+
+    await until(all_but_the_last_are_done)
+    for job in (parent, child):
+        assert ((await shop.job_row(job))["status"], await shop.reserved(job)) == ("running", set())
     shop.hold.release.set()
-    parent = await shop.job()
-    child = await shop.job(parent_job_id=parent, worker_count=1)
-    grandchild = await shop.job(parent_job_id=child, worker_count=1)
     await shop.job_until(parent, "completed")
     ends = [(await shop.job_row(job))["completed_at"] for job in (grandchild, child, parent)]
     assert ends == sorted(ends)
