@@ -25,24 +25,28 @@ WITH me AS MATERIALIZED (
      FOR NO KEY UPDATE SKIP LOCKED
 ), pull AS (
   -- By weight; half of it for a lane that got ahead because others were locked when it was served, until they are level.
-  SELECT id, home_id, room, vtime,
+  SELECT id, home_id, room, vtime, max_writes_per_run,
          weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.5 ELSE 1 END AS pull
     FROM turn
 ), whole AS (
-  SELECT id, home_id, room, vtime, floor($3 * pull / sum(pull) OVER ())::int AS runs FROM pull
+  SELECT id, home_id, room, vtime, max_writes_per_run, floor($3 * pull / sum(pull) OVER ())::int AS runs FROM pull
 ), rounded AS (
   -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
-  SELECT id, home_id, room, vtime, runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs
+  SELECT id, home_id, room, max_writes_per_run,
+         runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs
     FROM whole
 ), shared AS (
+  SELECT id, least(room, runs) AS share, max_writes_per_run FROM rounded
+   WHERE runs > 0 AND NOT EXISTS (SELECT FROM turn WHERE home_id <> id)
+  UNION ALL
   -- Lanes of one tenant share its cap: what those before it may take is not there for the next.
-  SELECT rounded.id, CASE WHEN rounded.id = home_id THEN turn.max_writes_per_run ELSE home.max_writes_per_run END
-           AS max_writes_per_run,
+  SELECT rounded.id,
          least(rounded.room, runs, coalesce(home.room, CASE WHEN rounded.id = home_id THEN rounded.room ELSE 0 END)
-               - coalesce(sum(runs) OVER (PARTITION BY home_id ORDER BY rounded.vtime, rounded.id
-                                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)) AS share
-    FROM rounded JOIN turn USING (id, home_id) LEFT JOIN home ON home.id = home_id
-   WHERE runs > 0
+               - coalesce(sum(runs) OVER (PARTITION BY home_id ORDER BY rounded.id
+                                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)),
+         CASE WHEN rounded.id = home_id THEN rounded.max_writes_per_run ELSE home.max_writes_per_run END
+    FROM rounded LEFT JOIN home ON home.id = home_id
+   WHERE runs > 0 AND EXISTS (SELECT FROM turn WHERE home_id <> id)
 ), share AS (
   SELECT id, share, max_writes_per_run FROM shared WHERE share > 0
 ), picked AS MATERIALIZED (
