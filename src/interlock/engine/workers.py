@@ -106,7 +106,10 @@ async def end(database: Database, worker_id: UUID, event: WorkerEvent, actor: st
 
 
 async def bury(database: Database, worker_id: UUID, actor: str, reason: str) -> None:
-    """Its process is gone."""
+    """Its process is gone. If that was before it could say that it is there, it was started all the same."""
+    row = await get(database, worker_id)
+    if row["status"] == WORKER.initial:
+        await report(database, worker_id, WorkerEvent.START, actor)
     await end(database, worker_id, WorkerEvent.FAIL, actor, reason)
 
 

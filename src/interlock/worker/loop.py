@@ -188,6 +188,8 @@ class Worker:
 
     async def _adopt(self, worker_id: UUID) -> leases.Me:
         me, row = await leases.adopt(self.database, worker_id)
+        if row["status"] == WORKER.initial:
+            row = await leases.move_worker(self.database, me.id, WorkerEvent.START)
         self.capacity, self.labels = row["capacity"], tuple(row["labels"])
         self.tenants = tuple(row["tenants"]) if row["tenants"] is not None else None
         self.orders = Orders(WorkerState(row["status"]), row["job_id"])

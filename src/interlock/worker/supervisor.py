@@ -16,11 +16,11 @@ from interlock.engine import leases, workers
 from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import Problem, Unavailable
 from interlock.ids import uuid7
-from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
+from interlock.lifecycle import WORKER, WorkerState
 from interlock.settings import Settings
 from interlock.store.notify import WORKER as ORDERS
 from interlock.store.notify import Listener
-from interlock.store.pool import Database, Row, Tx
+from interlock.store.pool import Database, Row
 from interlock.telemetry import log, metrics
 
 _ROUND_SECONDS = 0.5
@@ -201,18 +201,12 @@ class Supervisor:
     async def _make_worker(self, slot: Slot) -> None:
         # The id is known before the row is: after a broken connection it is the same worker.
         worker_id = uuid7()
-
-        async def work(tx: Tx) -> None:
-            row = await workers.create(
-                tx, self._database, self.actor, slot.terms, worker_id=worker_id, host=self.host,
-                name=f"{self.host}-{worker_id.hex[-6:]}", supervisor_id=self.id,
-                lease_seconds=self._settings.lease_seconds,
-            )  # fmt: skip
-            if row["status"] == WORKER.initial:
-                await workers.order(tx, self._database, self.actor, worker_id, WorkerEvent.START)
-
         self._had.add(worker_id)
-        await self._database.command(work)
+        await workers.create(
+            self._database, self._database, self.actor, slot.terms, worker_id=worker_id, host=self.host,
+            name=f"{self.host}-{worker_id.hex[-6:]}", supervisor_id=self.id,
+            lease_seconds=self._settings.lease_seconds,
+        )  # fmt: skip
         slot.worker_id = worker_id
 
     async def _spawn(self, worker_id: UUID, output: BinaryIO) -> asyncio.subprocess.Process:

@@ -39,7 +39,7 @@ SELECT extract(epoch FROM min(wake_at) - coalesce($1, now()))::float8 FROM run W
 -- One that was asked for and not started yet has no process to be silent.
 WITH silent AS MATERIALIZED (
   SELECT id, status, job_id FROM worker
-   WHERE stopped_at IS NULL AND (pid IS NOT NULL OR status <> 'idle')
+   WHERE stopped_at IS NULL AND (pid IS NOT NULL OR supervisor_id IS NOT NULL)
      AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds)
      FOR NO KEY UPDATE
 ), lost AS (

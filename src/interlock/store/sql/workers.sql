@@ -103,7 +103,7 @@ WITH beat AS (
    WHERE id = ANY($3::uuid[]) AND supervisor_id = $2 AND stopped_at IS NULL AND pid IS NULL
 )
 SELECT id, name, status, reason, pid, capacity, labels, tenants, workspace_id, stopped_by FROM worker
- WHERE supervisor_id = $2 AND stopped_at IS NULL AND status <> 'idle'
+ WHERE supervisor_id = $2 AND stopped_at IS NULL
 UNION ALL
 SELECT id, name, status, reason, pid, capacity, labels, tenants, workspace_id, stopped_by FROM worker
  WHERE id = ANY($4::uuid[]) AND stopped_at IS NOT NULL;
