@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(DEV)
 	@touch $@
 
-DEV := boto3 hypothesis import-linter "moto[s3,server]" mypy pytest pytest-asyncio pytest-xdist ruff types-PyYAML
+DEV := boto3 hypothesis import-linter "moto[s3,server]" mypy opentelemetry-sdk pytest pytest-asyncio pytest-xdist ruff types-PyYAML
 
 demo: install    ## a refund that stops for a person, on the embedded database
 	@$(BIN)/interlock demo $(ARGS)

@@ -44,8 +44,10 @@ def errors() -> str:
         "`…_INVALID_TRANSITION` with the events that are `allowed`, one on a row that has ended `…_TERMINAL_STATE`.",
         "What FastAPI refuses by itself (a method that does not exist, for one) has the code `HTTP_` and its status.",
         "",
-        "A step that failed has `last_error` with `type` and `message`; when its worker was lost too often, also the "
-        "code `RUN_ORPHANED`. Why a run ended is its `reason`:",
+        "A step that failed has `last_error` with `type` and `message`, and a code where a program may want to know: "
+        "`RUN_ORPHANED` when its worker was lost too often, `RUN_RESUME_FAILED` when nobody knows what became of it. "
+        "A run whose effects could not all be undone has `COMPENSATION_FAILED` in its `error`, one whose flow no "
+        "longer fits its history `FLOW_CHANGED`. Why a run ended is its `reason`:",
         "",
         "| reason | means |",
         "|---|---|",

@@ -1,24 +1,20 @@
 """Fixtures: a real PostgreSQL per test process, a fresh database per test, time that tests move."""
 
 import asyncio
-import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import asyncpg
 import pytest
 
 from interlock.settings import Settings
 from interlock.store import embedded
-from interlock.store.migrate import migrate
 from interlock.store.pool import Database
-from tests.rig import Clock, Rig
+from interlock.testing import Clock, Scratch
+from interlock.testing.plugin import engine, interlock_scratch
+from tests.rig import Rig
 
-_numbers = itertools.count()
+__all__ = ["engine", "interlock_scratch"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,21 +31,10 @@ def _own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
 
 
-def _fast_place() -> str | None:
-    """In memory where there is room: half of a test's time is the making of its database."""
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
-    return str(memory) if roomy else None
-
-
 @pytest.fixture(scope="session")
-def server() -> Iterator[embedded.Joined]:
+def server(interlock_scratch: Scratch) -> embedded.Joined:
     """One PostgreSQL for the whole test process."""
-    base = Path(tempfile.mkdtemp(prefix="interlock-tests-", dir=_fast_place()))
-    server = embedded.start(base)
-    yield server
-    server.leave()
-    shutil.rmtree(base, ignore_errors=True)
+    return interlock_scratch.server
 
 
 def url_of(server: embedded.Joined, name: str) -> str:
@@ -57,34 +42,17 @@ def url_of(server: embedded.Joined, name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def template(server: embedded.Joined) -> str:
+def template(interlock_scratch: Scratch) -> str:
     """A migrated database that every test's own is copied from."""
-
-    async def make() -> None:
-        connection = await asyncpg.connect(server.url)
-        # What tests assert does not depend on a power cut.
-        await connection.execute("ALTER SYSTEM SET fsync = off")
-        await connection.execute("ALTER SYSTEM SET max_connections = 200")
-        await connection.execute("SELECT pg_reload_conf()")
-        await connection.execute("CREATE DATABASE interlock_template")
-        await connection.close()
-        database = await Database(url_of(server, "interlock_template"), Settings(), size=1).open()
-        await migrate(database)
-        await database.close()
-
-    asyncio.run(make())
-    return "interlock_template"
+    return asyncio.run(interlock_scratch.prepare())
 
 
 @pytest.fixture
-async def url(server: embedded.Joined, template: str) -> AsyncIterator[str]:
+async def url(interlock_scratch: Scratch) -> AsyncIterator[str]:
     """A fresh database of this test's own."""
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    admin: Any = await asyncpg.connect(server.url)
-    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield url_of(server, name)
-    await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await admin.close()
+    url = await interlock_scratch.fresh()
+    yield url
+    await interlock_scratch.drop(url)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +14,7 @@ from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, audit, evidence, jobs, leases, runs, sweeps, tenants, workflows
+from interlock.engine import approvals, audit, evidence, jobs, leases, runs, tenants, workflows
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Salts, Signing
 from interlock.engine.leases import reclaim_lost
@@ -27,26 +26,11 @@ from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
 from interlock.store.notify import KEYS, POLICY
 from interlock.store.pool import Database, Tx
-from interlock.tools import Registry, tool
+from interlock.testing import Clock
+from interlock.testing.engine import journal_line, sweep
+from interlock.tools import Registry, flow, tool
 from interlock.wire import Role
 from interlock.worker.loop import Worker
-
-
-class Clock:
-    """The database's time until a test moves it; from then on it only moves when told to."""
-
-    def __init__(self) -> None:
-        self.fixed: datetime | None = None
-
-    def __call__(self) -> datetime | None:
-        return self.fixed
-
-    def freeze(self) -> datetime:
-        self.fixed = self.fixed or datetime.now(UTC)
-        return self.fixed
-
-    def advance(self, seconds: float) -> None:
-        self.fixed = self.freeze() + timedelta(seconds=seconds)
 
 
 class Hold:
@@ -75,8 +59,8 @@ class Hold:
 class Rig:
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         self.database, self.settings, self.clock = database, settings, clock
-        self.plans = workflows.Plans(database)
         self.tools = Registry()
+        self.plans = workflows.Plans(database, self.tools)
         self.principals = tenants.Principals(database)
         self.policies = Policies(database, self.tools)
         self.follower = Follower(database, {KEYS: self.principals.forget, POLICY: self.policies.forget})
@@ -178,6 +162,9 @@ class Rig:
     def tool(self, name: str, **options: Any) -> Callable[[Any], Any]:
         return tool(name, register=self.tools, **options)
 
+    def flow(self, name: str, **options: Any) -> Callable[[Any], Any]:
+        return flow(name, register=self.tools, **options)
+
     async def apply(self, source: str, who: Principal | None = None) -> int:
         plan = parse(source)
         row, _ = await self.database.command(lambda tx: workflows.apply(tx, self.database, who or self.admin, plan))
@@ -233,8 +220,7 @@ class Rig:
 
     async def sweep(self) -> None:
         """What the sweeper does in the background, once, at the clock's time."""
-        await sweeps.wake_due(self.database)
-        await sweeps.enforce_deadlines(self.database, self.plans)
+        await sweep(self.database, self.plans)
         await reclaim_lost(self.database)
         await jobs.tend(self.database, self.plans)
 
@@ -288,12 +274,7 @@ class Rig:
     async def journal(self, run_id: UUID) -> list[str]:
         """`step: from -event-> to`, one line an entry."""
         rows = await self.database.fetch("journal_of", [run_id])
-        return [
-            f"{r['step'] or 'run'}: {r['from_state'] or ''} -{r['event']}-> {r['to_state']}"
-            if r["event"]
-            else r["type"]
-            for r in rows
-        ]
+        return [journal_line(row) for row in rows]
 
     async def sql(self, statement: str, *args: Any) -> list[Any]:
         rows: list[Any] = await self.database.pool.fetch(statement, *args)

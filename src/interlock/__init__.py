@@ -7,22 +7,41 @@ from interlock.errors import Retryable, Terminal
 
 if TYPE_CHECKING:
     from interlock.client import AsyncClient, Client
-    from interlock.tools import Context, Secret, tool
+    from interlock.flows import EventMissed, FlowContext, Rejected, StepFailed
+    from interlock.tools import Context, Secret, flow, tool
 
 try:
     __version__ = version("interlock")
 except PackageNotFoundError:
     __version__ = "0+unknown"
 
-__all__ = ["AsyncClient", "Client", "Context", "Retryable", "Secret", "Terminal", "__version__", "tool"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Context",
+    "EventMissed",
+    "FlowContext",
+    "Rejected",
+    "Retryable",
+    "Secret",
+    "StepFailed",
+    "Terminal",
+    "__version__",
+    "flow",
+    "tool",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that a command line that only talks HTTP does not load the engine, nor a tool file the HTTP client.
-    if name in ("Context", "Secret", "tool"):
+    if name in ("Context", "Secret", "flow", "tool"):
         from interlock import tools
 
         return getattr(tools, name)
+    if name in ("EventMissed", "FlowContext", "Rejected", "StepFailed"):
+        from interlock import flows
+
+        return getattr(flows, name)
     if name in ("Client", "AsyncClient"):
         from interlock import client
 

@@ -15,11 +15,12 @@ from uuid import UUID
 import uvicorn
 from rich.console import Console
 
+from interlock import tracing
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
-from interlock.engine import audit, tenants, workers
+from interlock.engine import audit, tenants, vault, workers
 from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.keyfiles import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
@@ -83,6 +84,17 @@ def database_status(settings: Settings) -> dict[str, Any]:
     return run_loop(work())
 
 
+def rotate_secrets_key(settings: Settings) -> int:
+    """A new key, and everything under it. Returns how many secrets that were."""
+
+    async def work() -> int:
+        async with opened(settings, database_url(settings)) as database:
+            SecretsKey(settings).rotate()
+            return await vault.encrypt_anew(database)
+
+    return run_loop(work())
+
+
 # ---------------------------------------------------------------- worker
 
 
@@ -97,8 +109,10 @@ class Serving:
 
 def work(settings: Settings, serve: Serving, adopt: UUID | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     run_loop(_work(settings, database_url(settings), serve, adopt))
+    tracing.close()
     # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
     if any(thread.name.startswith("step") for thread in threading.enumerate()):
         log.warning("left_behind", threads=sum(t.name.startswith("step") for t in threading.enumerate()))
@@ -131,7 +145,11 @@ def _on_signals() -> asyncio.Event:
 
 def supervise(settings: Settings, wished: int, serve: Serving) -> int:
     configure_logging(settings.log_level, settings.log_format)
-    return run_loop(_supervise(settings, database_url(settings), wished, serve))
+    tracing.configure()
+    try:
+        return run_loop(_supervise(settings, database_url(settings), wished, serve))
+    finally:
+        tracing.close()
 
 
 async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) -> int:
@@ -158,9 +176,13 @@ async def _supervisor(database: Database, settings: Settings, url: str, wished: 
 
 def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
     load_tools(settings.tools)
     url = database_url(settings)
-    return run_loop(_up(settings, url, workers, Serving(concurrency)))
+    try:
+        return run_loop(_up(settings, url, workers, Serving(concurrency)))
+    finally:
+        tracing.close()
 
 
 async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
@@ -180,6 +202,7 @@ async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
 async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     """The API on its port, with the schema up to date and a first key to get in with."""
     await migrations.migrate(database)
+    await vault.encrypt_plain_webhooks(database)
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)

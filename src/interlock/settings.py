@@ -15,12 +15,17 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
-    tools: str = Field("", description="Python files or modules with `@tool`s, comma-separated.")
+    tools: str = Field("", description="Python files or modules with `@tool`s and `@flow`s, comma-separated.")
     bootstrap_key: str | None = Field(
         None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
     )
 
-    lease_seconds: PositiveFloat = Field(30.0, description="How long a silent worker keeps its runs.")
+    lease_seconds: PositiveFloat = Field(
+        30.0, description="How long a silent worker keeps its runs; then they are orphaned, and others take them up."
+    )
+    heartbeat_seconds: PositiveFloat = Field(
+        10.0, le=30, description="How often a worker says that it is alive, and in any case three times in a lease."
+    )
     concurrency: PositiveInt = Field(100, description="Runs that one worker process holds at a time.")
     slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
     poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
@@ -29,12 +34,18 @@ class Settings(BaseSettings):
         None, description="A worker that uses more pauses, gives its runs back, and goes on when it has room again."
     )
     max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
+    event_keep_seconds: PositiveFloat = Field(
+        7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
+    )
     retention_days: PositiveInt | None = Field(None, description="Journal months older than this are dropped.")
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
     lock_timeout_seconds: PositiveFloat = Field(10.0, description="No statement waits longer for a lock.")
     database_patience_seconds: PositiveFloat = Field(20.0, description="How long a request waits for a lost database.")
     pool_size: PositiveInt = Field(10, description="Database connections of one API process.")
+    idempotency_lock_seconds: PositiveFloat = Field(
+        300.0, description="After so long a request that nobody answered may be made again under its key."
+    )
     max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
     max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
 
@@ -45,7 +56,7 @@ class Settings(BaseSettings):
         None, min_length=16, description="The secret behind the hashes in metadata; else redaction.key, made."
     )
     secrets_key: SecretStr | None = Field(
-        None, description="Encrypts stored secrets: 32 bytes in base64; else secrets.key, made with the first secret."
+        None, description="Encrypts stored secrets: 32 bytes in base64, then earlier ones; else secrets.key, made."
     )
     artifacts: str | None = Field(
         None, description="Where evidence goes: file:///directory or s3://bucket/prefix; else artifacts/ in the data."

@@ -20,7 +20,17 @@ def _as_json(event: Any, **_: Any) -> str:
     return orjson.dumps(event, default=str).decode()
 
 
+class _Detail:
+    """Whether every step is to be logged: asked before a line is made that nobody would see."""
+
+    wanted = False
+
+
+detail = _Detail()
+
+
 def configure_logging(level: str, format_: str) -> None:
+    detail.wanted = level == "debug"
     as_json = format_ == "json" or (format_ == "auto" and not sys.stderr.isatty())
     renderer: Any = (
         structlog.processors.JSONRenderer(serializer=_as_json) if as_json else structlog.dev.ConsoleRenderer()
@@ -120,6 +130,13 @@ class Metrics:
         self.idempotency_hits = Counter(
             "interlock_idempotency_hits", "Requests with an idempotency key.", ["source", "result"], registry=r
         )
+        self.events = Counter(
+            "interlock_outside_events", "Events from outside: matched with a wait, kept, expired.", ["outcome"],
+            registry=r,
+        )  # fmt: skip
+        self.compensations = Counter(
+            "interlock_compensations", "Steps that were undone, and that could not be.", ["outcome"], registry=r
+        )
         self.flush_size = Histogram(
             "interlock_flush_entries",
             "Entries committed together.",
@@ -141,6 +158,14 @@ class Metrics:
         self.worker_restarts = Counter(
             "interlock_worker_restarts", "Worker processes that died and were replaced.", registry=r
         )
+        self.unsealed = Gauge(
+            "interlock_audit_unsealed_entries", "Journal entries that are not in the audit chain yet.",
+            registry=r, multiprocess_mode="mostrecent",
+        )  # fmt: skip
+        self.evidence_due = Gauge(
+            "interlock_evidence_due_runs", "Ended runs that are in the audit chain and have no evidence yet.",
+            registry=r, multiprocess_mode="mostrecent",
+        )  # fmt: skip
         self.held = Gauge(
             "interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum"
         )

@@ -5,6 +5,7 @@ server. Bodies are what a caller sends. They refuse fields they do not know, so 
 error and not a run without a deadline.
 """
 
+import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -42,7 +43,7 @@ class Role(Term):
     """What a key may do. Every role may also do what a viewer may."""
 
     VIEWER = "viewer", "Reads everything of its tenant."
-    OPERATOR = "operator", "Starts, cancels and retries runs, and publishes workflows."
+    OPERATOR = "operator", "Starts, cancels and retries runs, sends events, and publishes workflows."
     APPROVER = "approver", "Decides approvals."
     ADMIN = "admin", "Does all of that, and manages keys."
     AGENT = "agent", "Starts runs; can never approve."
@@ -52,7 +53,7 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _encodable(value: dict[str, Any]) -> dict[str, Any]:
+def _encodable(value: T) -> T:
     """What one parser of JSON reads another may not be able to write: half a character, a number without end."""
     try:
         orjson.dumps(value)
@@ -99,11 +100,42 @@ class Problem(BaseModel):
 # ---------------------------------------------------------------- runs
 
 
+class Initiator(Term):
+    """Who or what made a transition."""
+
+    USER = "user", "Somebody with a key, or a person in Slack."
+    SYSTEM = "system", "The engine, a worker, a schedule or another run."
+    TIMEOUT = "timeout", "A deadline passed."
+    POLICY = "policy", "The policy decided."
+    WEBHOOK = "webhook", "A delivery from outside."
+    APPROVAL = "approval", "People decided on an approval."
+
+
+class ExternalEvent(View):
+    """The event of another system that a run answers."""
+
+    event_type: str
+    source: str | None = None
+    event_id: str | None = None
+
+
 class Trigger(View):
     """What started a run: `source` is a kind (api, cli, github, schedule …), `ref` its own name for the occasion."""
 
     source: str
     ref: str | None = None
+    initiator: Initiator | None = None
+    # Who, by the name that the source has for them.
+    user: str | None = None
+    metadata: dict[str, Any] = {}
+    external_event: ExternalEvent | None = None
+    # The W3C trace context that came with the request; steps and tools go on with it.
+    traceparent: str | None = None
+
+
+class Tokens(View):
+    input: NonNegativeInt = 0
+    output: NonNegativeInt = 0
 
 
 class Step(View):
@@ -116,18 +148,34 @@ class Step(View):
     attempt: NonNegativeInt = 0
     max_attempts: PositiveInt = 1
     next_run_at: AwareDatetime | None = None
+    # While it waits for an event from outside: `event`, `correlation` and `timeout_at`.
+    waits_for: dict[str, Any] | None = None
     last_error: Any = None
     idempotency_key: str | None = None
     output: Any = None
     cost_usd: float = 0
+    # After a crash a resumable step is not done again, its output is used; an idempotent one may be done again. Null:
+    # nobody has looked at its tool yet.
+    resumable: bool = False
+    idempotent: bool | None = None
+    # What its models took and gave, if it said so.
+    tokens: Tokens | None = None
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
+    # How long its last attempt took.
+    duration_ms: float | None = None
     needs: list[str] = []
 
     @property
     def retrying(self) -> bool:
         """It failed and will be tried again; to the lifecycle it is simply pending."""
         return self.status is StepState.PENDING and self.attempt >= 1
+
+
+class Compensation(Step):
+    """What undoes a step of a run that failed or was canceled; `undoes` is that step's key."""
+
+    undoes: str
 
 
 class Run(View):
@@ -138,6 +186,8 @@ class Run(View):
     workflow_version: int
     status: RunState
     reason: RunReason | None = None
+    # What is missing, if the run waits for more than people, events and time.
+    waiting_for: str | None = None
     input: Any = None
     result: Any = None
     error: Any = None
@@ -146,13 +196,18 @@ class Run(View):
     job_id: Id | None = None
     parent_run_id: Id | None = None
     resumed_from: Id | None = None
+    # How often it was taken up again: after a lost worker, or as a new run that continues another.
     resume_count: NonNegativeInt = 0
+    # Of the worker that holds it now.
+    last_heartbeat_at: AwareDatetime | None = None
     cost_usd: float = 0
     created_at: AwareDatetime
     started_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
     duration_ms: int | None = None
     steps: list[Step] = []
+    # What it undoes or has undone, in that order: the last thing that it did comes first.
+    compensation: list[Compensation] = []
 
 
 class Event(View):
@@ -185,6 +240,47 @@ class Stop(Body):
 
     reason: Text | None = None
     request_id: Name | None = None
+
+
+# ---------------------------------------------------------------- events from outside
+
+
+def _event_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}", value):
+        raise ValueError("expected a type such as bank.settled: letters, digits, `_`, `.`, `:`, `/` and `-`")
+    return value
+
+
+class SendEvent(Body):
+    """Something that happened outside. The same `id` again is the same event."""
+
+    type: Annotated[str, AfterValidator(_event_type)]
+    correlation: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
+    payload: Annotated[Any, AfterValidator(_encodable)] = {}
+    id: Name | None = None
+    request_id: Name | None = None
+
+
+class OutsideEvent(View):
+    """An event and, once it was matched, the step that had waited for it."""
+
+    id: str
+    type: str
+    correlation: str
+    workspace_id: str | None = None
+    payload: Any = None
+    sent_by: str
+    received_at: AwareDatetime
+    expires_at: AwareDatetime
+    run_id: Id | None = None
+    step_key: str | None = None
+    consumed_at: AwareDatetime | None = None
+
+
+class SentEvent(OutsideEvent):
+    """`matched`: a step had waited for it. Else it is kept until `expires_at`."""
+
+    matched: bool
 
 
 # ---------------------------------------------------------------- approvals
@@ -272,6 +368,96 @@ class Tool(View):
     input_schema: dict[str, Any] = {}
 
 
+class Flow(View):
+    """A Python flow that is deployed; runs keep the version they began with."""
+
+    name: str
+    version: str
+    description: str = ""
+    retired: bool = False
+
+
+# ---------------------------------------------------------------- triggers and schedules
+
+
+class StoredTrigger(View):
+    """A trigger: what starts its workflow, and where deliveries go."""
+
+    name: str
+    kind: str
+    workflow: str
+    # Where its sender posts; commands go to Slack's own address.
+    path: str
+    # The name of whose key it acts with.
+    acts_as: str
+    workspace_id: str | None = None
+    digest: str
+    created_at: AwareDatetime
+    updated_at: AwareDatetime
+    source: Any = None
+
+
+class TestTrigger(Body):
+    """An event to try a trigger on: nothing is started."""
+
+    __test__ = False  # to pytest's collector its name looks like a test
+
+    payload: Any = None
+    # push, or pull_request.opened
+    event: Name | None = None
+    headers: dict[str, str] = {}
+
+
+class Tried(View):
+    """What an event would start."""
+
+    starts: bool
+    workflow: str
+    input: dict[str, Any] | None = None
+    # Why it starts nothing.
+    reason: str | None = None
+
+
+class Accepted(View):
+    """What became of a delivery."""
+
+    # started; ignored, with the reason; or processing, when the first delivery of it is still under way
+    outcome: Literal["started", "ignored", "processing"]
+    run_id: Id | None = None
+    workflow: str | None = None
+    reason: str | None = None
+
+
+class NewSchedule(Body):
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,99}$")]
+    cron: Name
+    timezone: Name = "UTC"
+    workflow: Name
+    input: Annotated[dict[str, Any], AfterValidator(_encodable)] = {}
+    # What becomes of slots that passed while nothing ran: none of them, the last one, or all.
+    missed: Literal["skip", "last", "all"] = "last"
+    request_id: Name | None = None
+
+
+class Schedule(View):
+    name: str
+    cron: str
+    timezone: str
+    workflow: str
+    input: Any = None
+    missed: str
+    acts_as: str
+    workspace_id: str | None = None
+    # Null while it is paused.
+    next_at: AwareDatetime | None = None
+    paused_at: AwareDatetime | None = None
+    # Why it was paused, if not by a person.
+    paused_why: str | None = None
+    last_slot: AwareDatetime | None = None
+    last_run_id: Id | None = None
+    created_at: AwareDatetime
+
+
 # ---------------------------------------------------------------- tenants, keys, workers
 
 
@@ -305,6 +491,16 @@ class ChangeTenant(Body):
     request_id: Name | None = None
 
 
+class WorkflowUsage(View):
+    """What a workflow with a cap of its own uses of it; the others share the tenant's."""
+
+    workflow: str
+    max_concurrency: PositiveInt
+    in_flight: NonNegativeInt = 0
+    # Runs that could begin or go on, and wait for a worker or for the cap.
+    waiting: NonNegativeInt = 0
+
+
 class Usage(View):
     """What a tenant uses of what it may use; a cap that is null is none."""
 
@@ -320,6 +516,7 @@ class Usage(View):
     max_writes_per_run: int | None = None
     # Runs that a worker could take now; 10,000 stands for that many or more.
     ready: NonNegativeInt = 0
+    workflows: list[WorkflowUsage] = []
 
 
 class SetSecret(Body):
@@ -701,6 +898,8 @@ class SlackUser(View):
     name: str
     role: Role
     created_at: AwareDatetime
+    # Then the key, and with it the link, is of no use any more.
+    revoked_at: AwareDatetime | None = None
 
 
 class SlackChannel(Body):
@@ -708,6 +907,13 @@ class SlackChannel(Body):
     # Another tenant's, by its name.
     tenant: Name | None = None
     request_id: Name | None = None
+
+
+class TenantChannel(View):
+    """Where a tenant's approvals are posted; null is nowhere."""
+
+    tenant: str
+    channel: str | None = None
 
 
 # ---------------------------------------------------------------- audit

@@ -125,7 +125,8 @@ async def test_a_role_may_do_exactly_what_it_says(rig: Rig, http: httpx2.AsyncCl
             assert answer.is_success, f"{role} {method} {path}: {answer.text}"
         else:
             refused = problem(answer, 403)
-            assert (refused.code, answer.json()["role"]) == ("FORBIDDEN", role)
+            never = permission == "approve" and role == Role.AGENT
+            assert (refused.code, answer.json()["role"]) == ("AGENT_MAY_NOT_APPROVE" if never else "FORBIDDEN", role)
     statuses = [(await http.get(f"/api/runs/{run_id}")).json()["status"] for run_id, _ in ids[1:]]
     assert statuses[:3] == (
         ["succeeded", "succeeded", "failed"] if "approve" in MAY[role] else ["waiting_approval"] * 3

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.rig import Rig
 
 from interlock import wire
+from interlock.engine import audit
 from interlock.lifecycle import RUN, STEP
 from interlock.wire import Page, Problem, Worker, Workflow
 
@@ -122,6 +123,25 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_metrics_show_what_is_not_proven_yet(rig: Rig) -> None:
+    @rig.tool("t.one")
+    async def one() -> None: ...
+
+    await rig.apply("{name: one, steps: [{id: a, tool: t.one}]}")
+    await rig.work_until(await rig.start("one"))
+    names = ("interlock_audit_unsealed_entries", "interlock_evidence_due_runs")
+    before = samples((await rig.http("").get("/metrics")).text)
+    (written,) = await rig.sql("SELECT count(*) FROM entry")
+    assert [before[name, ()] for name in names] == [written["count"], 0]
+    rig.notary.signing.make()
+    await audit.seal_all(rig.database, rig.notary.signing)
+    sealed = samples((await rig.http("").get("/metrics")).text)
+    assert [sealed[name, ()] for name in names] == [0, 1]
+    await rig.prove()
+    proven = samples((await rig.http("").get("/metrics")).text)
+    assert [proven[name, ()] for name in names] == [0, 0]
 
 
 async def test_metrics_count_what_happened(rig: Rig) -> None:
@@ -249,6 +269,8 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
             (wire.Page[wire.Tenant], (await http.get("/api/tenants")).json()),
             (wire.Page[wire.Worker], (await http.get("/api/workers")).json()),
             (wire.Page[wire.Tool], (await http.get("/api/tools")).json()),
+            (wire.SentEvent, (await http.post("/api/events", json={"type": "e", "correlation": "c"})).json()),
+            (wire.Page[wire.OutsideEvent], (await http.get("/api/events")).json()),
             (wire.Health, (await http.get("/healthz")).json()),
         ]
     for model, answer in answers:
@@ -259,11 +281,12 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
     names = {
         "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "input", "result",
         "error", "trigger", "session_id", "job_id", "parent_run_id", "resumed_from", "resume_count", "cost_usd",
-        "created_at", "started_at", "completed_at", "duration_ms", "steps",
+        "created_at", "started_at", "completed_at", "duration_ms", "steps", "last_heartbeat_at", "compensation",
     }  # fmt: skip
     steps = {
         "id", "key", "index", "kind", "tool", "status", "attempt", "max_attempts", "next_run_at", "last_error",
-        "idempotency_key", "output", "cost_usd", "started_at", "completed_at", "needs",
+        "idempotency_key", "output", "cost_usd", "started_at", "completed_at", "needs", "waits_for", "resumable",
+        "idempotent", "tokens", "duration_ms",
     }  # fmt: skip
     shown = answers[1][1]
     assert names <= set(shown) and all(steps <= set(step) for step in shown["steps"])

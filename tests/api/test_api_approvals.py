@@ -87,14 +87,15 @@ async def test_a_rejection_fails_the_run(asker: httpx2.AsyncClient, ann: httpx2.
     assert (run["status"], run["reason"], run["error"]["message"]) == ("failed", "rejected", "too much")
 
 
-async def test_saying_the_same_again_changes_nothing(
+async def test_the_same_vote_again_changes_nothing_and_another_comes_too_late(
     asker: httpx2.AsyncClient, ann: httpx2.AsyncClient, bob: httpx2.AsyncClient
 ) -> None:
     for verb in ("approve", "reject"):
         approval = await ask(asker, "med")
         first = (await decide(ann, approval, verb)).json()
         assert (await decide(ann, approval, verb)).json() == first
-        assert (await decide(bob, approval, verb)).json() == first
+        assert code(await decide(bob, approval, verb), 409) == "APPROVAL_DECIDED"
+        assert (await asker.get(f"/api/approvals/{approval['id']}")).json() == first
         assert len(first["votes"]) == 1
 
 
@@ -125,7 +126,7 @@ async def test_after_its_time_nobody_decides_even_before_the_sweep(
     assert code(await decide(ann, approval), 409) == "APPROVAL_EXPIRED"
     await rig.sweep()
     answer = await decide(ann, approval)
-    assert (code(answer, 409), answer.json()["state"]) == ("APPROVAL_DECIDED", "expired")
+    assert (code(answer, 409), answer.json()["state"]) == ("APPROVAL_EXPIRED", "expired")
     assert await status_of(asker, approval) == "failed"
 
 

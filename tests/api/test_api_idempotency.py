@@ -6,10 +6,14 @@ from typing import Any
 
 import asyncpg
 import httpx2
+import orjson
 import pytest
 from tests.rig import Rig
 
+from interlock.engine import idempotency, sweeps
+from interlock.engine.idempotency import Request
 from interlock.settings import Settings
+from interlock.telemetry import metrics
 
 ECHO = "{name: echo, steps: [{id: a, tool: t.echo}]}"
 GATE = "{name: gate, steps: [{id: ask, approval: {}}]}"
@@ -142,8 +146,8 @@ class TestImpatient:
         transaction = other.transaction()
         await transaction.start()
         await other.execute(
-            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at)"
-            " VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day')",
+            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at,"
+            " lock_expires_at) VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day', now())",
             rig.admin.tenant_id, f"api:{rig.admin.key_id}:k1",
         )  # fmt: skip
         answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
@@ -186,3 +190,103 @@ async def test_an_answer_has_the_time_that_its_run_has(rig: Rig, http: httpx2.As
         answer = (await http.post("/api/runs", json={"workflow": "echo"}, headers=headers)).json()
         shown = (await http.get(f"/api/runs/{answer['id']}")).json()
         assert datetime.fromisoformat(answer["created_at"]) == datetime.fromisoformat(shown["created_at"])
+
+
+# ---------------------------------------------------------------- the record
+
+
+async def leave(rig: Rig, status: str, key: str = "k1", *, body: Any, **more: str) -> None:
+    """A record that an earlier process left behind."""
+    digest = Request.hash_of("POST", "/api/runs", orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+    columns = {"status": f"'{status}'", "created_at": "now()", "expires_at": "now() + interval '1 hour'"} | more
+    await rig.sql(
+        f"INSERT INTO idempotency (tenant_id, key, source, request_hash, {', '.join(columns)})"
+        f" VALUES ($1, $2, 'api', $3, {', '.join(columns.values())})",
+        rig.admin.tenant_id, f"api:{rig.admin.key_id}:{key}", digest,
+    )  # fmt: skip
+
+
+BODY = {"workflow": "gate"}
+
+
+async def test_a_request_that_nobody_answered_is_made_again_when_its_lock_ran_out(
+    rig: Rig, http: httpx2.AsyncClient
+) -> None:
+    await leave(rig, "processing", body=BODY, lock_expires_at="now() + interval '5 minutes'")
+    headers = {"Idempotency-Key": "k1"}
+    answer = await http.post("/api/runs", json=BODY, headers=headers)
+    assert (answer.status_code, answer.json()["code"], await runs(rig)) == (409, "IDEMPOTENCY_CONFLICT", 0)
+    rig.clock.advance(301)
+    answers = await asyncio.gather(*(http.post("/api/runs", json=BODY, headers=headers) for _ in range(5)))
+    assert ({a.status_code for a in answers}, len({a.content for a in answers}), await runs(rig)) == ({201}, 1, 1)
+    [record] = await rig.sql("SELECT * FROM idempotency")
+    assert (record["status"], record["attempts"], record["lock_expires_at"]) == ("completed", 2, None)
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_request_that_failed_is_made_again(rig: Rig, http: httpx2.AsyncClient, over: bool) -> None:
+    await leave(rig, "failed", body=BODY, error="'boom'", attempts="4")
+    if over:
+        rig.clock.advance(3601)
+    other = await http.post("/api/runs", json={"workflow": "echo"}, headers={"Idempotency-Key": "k1"})
+    assert other.status_code == (201 if over else 422)
+    answer = await http.post("/api/runs", json=BODY, headers={"Idempotency-Key": "k1"})
+    assert answer.status_code == (422 if over else 201)
+    [record] = await rig.sql("SELECT * FROM idempotency")
+    assert (record["status"], record["attempts"], record["error"]) == ("completed", 1 if over else 5, None)
+
+
+async def test_a_request_that_failed_too_often_says_why(rig: Rig, http: httpx2.AsyncClient) -> None:
+    await leave(rig, "failed", body=BODY, error="'boom'", attempts="5")
+    answer = await http.post("/api/runs", json=BODY, headers={"Idempotency-Key": "k1"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_EXHAUSTED")
+    assert "5 times" in answer.json()["detail"] and "boom" in answer.json()["detail"]
+
+
+async def test_a_bug_leaves_a_failure_behind_and_no_half_of_an_effect(
+    rig: Rig, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = idempotency.complete
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(idempotency, "complete", broken)
+    headers = {"Idempotency-Key": "k1"}
+    answers = [await http.post("/api/workflows", json=WORKFLOW, headers=headers) for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {500}
+    [record] = await rig.sql("SELECT * FROM idempotency")
+    assert (record["status"], record["attempts"], record["error"]) == ("failed", 2, "boom")
+    assert await rig.sql("SELECT * FROM workflow WHERE name = 'w'") == []
+    monkeypatch.setattr(idempotency, "complete", real)
+    assert (await http.post("/api/workflows", json=WORKFLOW, headers=headers)).status_code == 201
+
+
+WORKFLOW = {"name": "w", "steps": [{"id": "a", "tool": "t.x"}]}
+
+
+async def test_records_are_forgotten_in_batches_when_their_time_is_over(
+    rig: Rig, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "_FORGET_BATCH", 7)
+    await rig.sql(
+        "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, response_status, response_body,"
+        " created_at, expires_at) SELECT $1, 'api:' || n, 'api', 'completed', '', 201, '', now(),"
+        " now() + make_interval(hours => CASE WHEN n <= 20 THEN -1 ELSE 1 END) FROM generate_series(1, 30) AS n",
+        rig.admin.tenant_id,
+    )
+    assert await sweeps.forget_keys(rig.database) == 20
+    assert len(await rig.sql("SELECT * FROM idempotency")) == 10
+
+
+async def test_hits_and_misses_are_counted_by_source(rig: Rig, http: httpx2.AsyncClient) -> None:
+    def counted(result: str) -> float:
+        found = metrics.registry.get_sample_value(
+            "interlock_idempotency_hits_total", {"source": "api", "result": result}
+        )  # fmt: skip
+        return found or 0.0
+
+    before = {result: counted(result) for result in ("miss", "hit", "conflict")}
+    for body in (BODY, BODY, {"workflow": "echo"}):
+        await http.post("/api/runs", json=body, headers={"Idempotency-Key": "k1"})
+    assert {result: counted(result) - was for result, was in before.items()} == {"miss": 1, "hit": 1, "conflict": 1}

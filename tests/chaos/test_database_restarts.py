@@ -16,6 +16,7 @@ from interlock.engine.sweeps import recount_lanes
 from interlock.settings import Settings
 from interlock.store.migrate import migrate
 from interlock.store.pool import Database
+from interlock.testing import Clock
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_gap_free, assert_sound
 from tests.chaos.processes import (
     LEASE_SECONDS,
@@ -30,7 +31,7 @@ from tests.chaos.processes import (
     worker_of,
     workflow,
 )
-from tests.rig import Clock, Rig
+from tests.rig import Rig
 
 
 @pytest.fixture

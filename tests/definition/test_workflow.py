@@ -226,20 +226,43 @@ def test_a_wrong_shape_says_what_was_expected_and_found(text, fault):
 @pytest.mark.parametrize(
     ("step", "fault"),
     [
-        ("", "w.yaml:4: steps[1]: it does nothing; give it one of tool, approval or wait"),
-        ("tool: t, approval: {}", "steps[1].approval: a step is one of tool, approval or wait; this one is tool and approval"),
+        ("", "w.yaml:4: steps[1]: it does nothing; give it one of tool, approval, wait or flow"),
+        ("tool: t, approval: {}", "steps[1].approval: a step is one of tool, approval, wait or flow; this one is tool and approval"),
         ("tool: ", "steps[1].tool: expected the name of a tool, found nothing"),
         ("tool: 5", "steps[1].tool: expected a string, found a number"),
         ("tool: 'a b'", "steps[1].tool: expected the name of a tool such as shop.refund, found 'a b'"),
-        ("flow: f", "steps[1].flow: not available in this version"),
-        ("tool: t, compensate: {tool: u}", "steps[1].compensate: not available in this version"),
-        ("wait: {event: e, correlation: c, timeout: 1h}", "steps[1].wait.event: not available in this version"),
+        ("flow: ", "steps[1].flow: expected the name of a workflow or a flow, found nothing"),
+        ("flow: 'A b'", "steps[1].flow: expected the name of a workflow or a flow, found a string"),
+        ("flow: 5", "steps[1].flow: expected a string, found a number"),
+        ("flow: f, input: {a: '${secrets.s}'}", "steps[1].input.a: a secret can only go into the input of a tool"),
+        ("flow: f, retry: {}", "steps[1].retry: only a tool step has `retry`"),
+        ("tool: t, compensate: u", "steps[1].compensate: expected a mapping such as {tool: shop.undo_refund"),
+        ("tool: t, compensate: {input: {a: 1}}", "steps[1].compensate.tool: `tool` is missing; name the one that undoes this step"),
+        ("tool: t, compensate: {tool: u, when: x}", "steps[1].compensate.when: unknown key"),
+        ("tool: t, compensate: {tool: u, input: {a: '${outptu.id}'}}", "steps[1].compensate.input.a: unknown name `outptu`; did you mean `output`?"),
+        ("tool: t, compensate: {tool: u, input: {a: '${steps.zz.output}'}}", "steps[1].compensate.input.a: no step has the id `zz`"),
+        ("tool: t, compensate: {tool: u, retry: {max_attempts: 0}}", "steps[1].compensate.retry.max_attempts: expected a whole number"),
+        ("tool: t, input: {a: '${output.id}'}", "steps[1].input.a: unknown name `output`"),
+        ("approval: {}, compensate: {tool: u}", "steps[1].compensate: only a tool step has `compensate`"),
+        ("wait: {event: e, correlation: c, duration: 5m}", "steps[1].wait.duration: unknown key"),
+        ("wait: {event: e}", "steps[1].wait.correlation: `correlation` is missing; say what the event is about"),
+        ("wait: {event: 'a b', correlation: c}", "steps[1].wait.event: expected the type of an event such as bank.settled, found 'a b'"),
+        ("wait: {event: , correlation: c}", "steps[1].wait.event: expected the type of an event such as bank.settled, found ''"),
+        ("wait: {event: 5, correlation: c}", "steps[1].wait.event: expected a string, found a number"),
+        ("wait: {event: e, correlation: c, timeout: 0s}", "steps[1].wait.timeout: expected a duration above zero"),
+        ("wait: {event: e, correlation: c, timeout: x}", "steps[1].wait.timeout: 'x' is not a duration"),
+        ("wait: {event: e, correlation: '${secrets.a}'}", "steps[1].wait.correlation: a secret can only go into the input of a tool"),
+        ("wait: {event: e, correlation: c, timeout: 1h}, on_timeout: skip", "steps[1].on_timeout: expected one of fail, continue, found `skip`"),
+        ("wait: {event: e, correlation: c}, on_timeout: continue", "steps[1].on_timeout: without `timeout` in `wait` there is none"),
+        ("wait: {event: e, correlation: c, on_timeout: continue}", "steps[1].wait.on_timeout: it stands beside `wait`, not in it"),
+        ("wait: {duration: 5m}, on_timeout: continue", "steps[1].on_timeout: a wait for a duration has no time-out"),
+        ("tool: t, on_timeout: continue", "steps[1].on_timeout: only a wait step has `on_timeout`"),
         ("wait: ", "steps[1].wait.duration: `duration` is missing"),
-        ("wait: 5m", "steps[1].wait: expected a mapping such as {duration: 5m}, found a string"),
+        ("wait: 5m", "steps[1].wait: expected a mapping such as {duration: 5m} or {event: bank.settled, correlation: ch_1}, found a string"),
         ("wait: {duration: 5 parsecs}", "steps[1].wait.duration: '5 parsecs' is not a duration"),
         ("wait: {duration: [1]}", "steps[1].wait.duration: expected a duration such as 30s, 5m or 4h, found a list"),
         ("wait: {duration: '${1 +}'}", "steps[1].wait.duration: `1 +` is not valid CEL"),
-        ("wait: {duration: 5m}, input: {a: 1}", "steps[1].input: only a tool step has `input`"),
+        ("wait: {duration: 5m}, input: {a: 1}", "steps[1].input: only a tool or a flow takes `input`"),
         ("approval: yes please", "steps[1].approval: expected a mapping such as {tier: high, expires_in: 4h}, found a string"),
         ("approval: {teir: high}", "steps[1].approval.teir: unknown key; did you mean `tier`?"),
         ("approval: {tier: huge}", "steps[1].approval.tier: expected one of low, med, high, found `huge`"),
@@ -271,7 +294,7 @@ def test_a_wrong_shape_says_what_was_expected_and_found(text, fault):
 )  # fmt: skip
 def test_a_wrong_step_says_what_would_be_right(step, fault):
     found = faults_of(one_step(step))
-    assert len(found) == (3 if "event" in fault else 1), found
+    assert len(found) == 1, found
     assert f"w.yaml:4: {fault.removeprefix('w.yaml:4: ')}" in found[0]
 
 
@@ -319,6 +342,23 @@ def test_when_is_written_with_or_without_braces(when):
 def test_when_may_be_a_boolean():
     step = parse(one_step("tool: t, when: false")).by_key["it"]
     assert step.when and step.when.source == "false"
+
+
+def test_a_wait_for_an_event_says_what_it_is_about_and_how_long():
+    step = parse(one_step('wait: {event: bank.settled, correlation: "${input.charge}", timeout: 1h}')).by_key["it"]
+    assert step.event and (step.event.type, step.event.on_timeout, step.duration) == ("bank.settled", "fail", None)
+    assert step.event.timeout and step.event.timeout.value == "1h"
+    step = parse(one_step("wait: {event: e, correlation: c, timeout: '${input.t}'}, on_timeout: continue")).by_key["it"]
+    assert step.event and step.event.on_timeout == "continue"
+    assert parse(one_step("wait: {event: e, correlation: c}")).by_key["it"].event.timeout is None
+
+
+def test_a_compensation_is_a_step_of_its_own_that_sees_the_output():
+    text = 'tool: t, compensate: {tool: t.undo, input: {id: "${output.id}", of: "${steps.it.output}"}, timeout: 5s}'
+    plan = parse(one_step(text))
+    undo = plan.by_key["it"].undo
+    assert undo and (undo.key, undo.tool, undo.undoes, undo.timeout) == ("it:undo", "t.undo", "it", 5.0)
+    assert "t.undo" in plan.tools and undo.key not in plan.by_key
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------
@@ -384,7 +424,7 @@ steps:
         (6, "steps[0].retry.base_delay"),
         (7, "steps[0].input.p"),
         (7, "steps[0].input.q"),
-        (9, "steps[1].wait.event"),
+        (9, "steps[1].wait.correlation"),
         (10, "steps[1].needs[0]"),
     ]
     assert refused.value.fields["errors"][1] == {
@@ -427,7 +467,7 @@ def test_any_bytes_are_a_plan_or_a_refusal(text):
 
 
 KEYS = st.sampled_from(
-    ["name", "description", "on_reject", "timeout", "steps", "id", "tool", "approval", "wait", "needs", "when", "input", "retry", "max_attempts", "base_delay", "max_delay", "backoff", "tier", "two_person", "expires_in", "summary", "duration", "event", "compensate"]
+    ["name", "description", "on_reject", "timeout", "steps", "id", "tool", "approval", "wait", "needs", "when", "input", "retry", "max_attempts", "base_delay", "max_delay", "backoff", "tier", "two_person", "expires_in", "summary", "duration", "event", "correlation", "on_timeout", "compensate"]
 )  # fmt: skip
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
@@ -439,7 +479,7 @@ STEPS = st.lists(
         {"id": st.sampled_from(["a", "b", "c"])},
         optional={
             "tool": LEAVES, "approval": VALUES, "wait": VALUES, "needs": st.lists(st.sampled_from("abcd")) | LEAVES,
-            "when": LEAVES, "input": VALUES, "retry": VALUES, "timeout": LEAVES,
+            "when": LEAVES, "input": VALUES, "retry": VALUES, "timeout": LEAVES, "compensate": VALUES, "on_timeout": LEAVES,
         },
     ),
     max_size=4,

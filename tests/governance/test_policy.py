@@ -744,3 +744,58 @@ def test_what_a_decision_costs(capsys: pytest.CaptureFixture[str]) -> None:
         best = min(best, (time.perf_counter() - begin) / 400)
     with capsys.disabled():
         print(f"\n{best * 1e6:.0f} µs a decision, 20 rules, with the action proposed and digested")
+
+
+# ---------------------------------------------------------------- what need not be judged
+
+_READS = '@id("r") permit (principal, action in Action::"read", resource);\n'
+
+
+@pytest.mark.parametrize(
+    ("policy", "free"),
+    [
+        (DEFAULT_POLICY, True),
+        (EVERYTHING, True),
+        (_READS, True),
+        ('@id("s") permit (principal, action in [Action::"shop", Action::"mail"], resource);', True),
+        ('@id("s") permit (principal, action == Action::"shop.lookup_charge", resource);', True),
+        (_READS + '@id("g") permit (principal in Group::"a", action, resource);', True),
+        (_READS + '@id("f") forbid (principal, action == Action::"mail.send", resource);', True),
+        (_READS + '@id("f") forbid (principal, action in Action::"write", resource);', True),
+        # Each of these could say no, ask, or fail.
+        ('@id("w") permit (principal, action in Action::"write", resource);', False),
+        ('@id("g") permit (principal in Group::"a", action, resource);', False),
+        ('@id("g") permit (principal == Actor::"ann", action, resource);', False),
+        ('@id("e") permit (principal, action, resource == Env::"prod");', False),
+        ('@id("h") permit (principal, action, resource) when { context.hour < 22 };', False),
+        ('@id("h") permit (principal, action, resource) unless { context.hour >= 22 };', False),
+        ('@id("q") @decision("needs_approval") @tier("low") permit (principal, action, resource);', False),
+        (
+            _READS + '@id("f") forbid (principal, action in Action::"shop", resource) when { context.hour >= 22 };',
+            False,
+        ),
+        (_READS + '@id("f") forbid (principal == Actor::"bob", action, resource);', False),
+        (_READS + '@id("f") forbid (principal, action in Action::"read", resource == Env::"prod");', False),
+        (_READS + '@id("m") permit (principal, action, resource) when { context.hour + 1 > 2 };', False),
+        (
+            _READS + '@id("q") @decision("needs_approval") permit (principal in Group::"a", action, resource);',
+            False,
+        ),
+        (_READS + '@id("u") @desicion("allow") permit (principal, action, resource);', False),
+    ],
+)
+def test_a_read_need_not_be_judged_only_if_no_rule_could_say_anything_but_yes(policy: str, free: bool) -> None:
+    loaded = load_policy(policy, [REFUND, LOOKUP, MAIL])
+    assert loaded.always_allows("shop.lookup_charge") is free
+    if free:
+        for role, groups, hour in (("viewer", (), 3), ("agent", ("a", "b"), 23), ("admin", ("b",), 0)):
+            when = Circumstances(
+                hour=hour, weekday=1, workflow="w", workspace="prod", auto_approve=False, run_id="r", step="s"
+            )
+            decided = loaded.decide(propose(LOOKUP, {"charge": "c"}), Asker("bob", role, groups, "t"), when)
+            assert decided.answer == Answer.ALLOW
+
+
+def test_what_is_not_known_or_denied_altogether_is_judged() -> None:
+    assert not compile_policy(EVERYTHING, [LOOKUP]).always_allows("shop.other")
+    assert not deny_everything("no").always_allows("shop.lookup_charge")

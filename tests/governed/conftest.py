@@ -9,10 +9,6 @@ import httpx2
 import pytest
 from tests.rig import Rig
 
-from interlock.api import admin
-from interlock.api import policy as policy_api
-from interlock.engine import reversals
-
 
 @dataclass
 class Person:
@@ -83,10 +79,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    # The API publishes and reverses against the tools of its process; here these are the rig's.
-    for module in (policy_api, reversals, admin):
-        monkeypatch.setattr(module, "registry", rig.tools, raising=False)
+def shop(rig: Rig) -> Shop:
     return Shop(rig)
 
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import orjson
 import pytest
 from tests.governed.conftest import Shop
-from tests.rig import Rig
+from tests.rig import Hold, Rig
 
 from interlock.tools import Context
 
@@ -73,7 +74,7 @@ async def test_a_high_write_waits_for_two_other_people_and_then_runs_once(stocke
         assert (got, body["code"]) == (status, code), body
 
     await refused(asker.approve(id), 403, "SELF_APPROVAL")
-    await refused(robot.approve(id), 403, "FORBIDDEN")
+    await refused(robot.approve(id), 403, "AGENT_MAY_NOT_APPROVE")
     await refused(looker.approve(id), 403, "FORBIDDEN")
     await refused(one.approve(id, digest="0" * 64), 409, "ACTION_DIGEST_MISMATCH")
     status, body = await one.approve(id, digest=digest)
@@ -102,7 +103,7 @@ async def test_nobody_can_decide_after_the_time_is_over_swept_or_not(stocked: Sh
     assert (status, body["code"]) == (409, "APPROVAL_EXPIRED")
     await rig.sweep()
     status, body = await one.approve(question["id"])
-    assert (status, body["code"], body["state"]) == (409, "APPROVAL_DECIDED", "expired")
+    assert (status, body["code"], body["state"]) == (409, "APPROVAL_EXPIRED", "expired")
     run = await rig.run(run_id)
     assert (run["status"], run["reason"], stocked.done) == ("failed", "approval_expired", [])
 
@@ -248,7 +249,7 @@ async def test_many_are_decided_at_once_and_each_answers_for_itself(stocked: Sho
     assert (await shop.ended(theirs[0]))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
     status, answer = await (await shop.person("bot", "agent")).post("/api/approvals/decide", body)
-    assert (status, answer["code"]) == (403, "FORBIDDEN")
+    assert (status, answer["code"]) == (403, "AGENT_MAY_NOT_APPROVE")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked:
     assert (await stocked.admin.post("/api/grants", grant))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     status, body = await (await stocked.person("bot", "agent")).post("/api/grants", grant)
-    assert (status, body["code"]) == (403, "FORBIDDEN")
+    assert (status, body["code"]) == (403, "AGENT_MAY_NOT_APPROVE")
 
 
 async def test_a_grant_covers_no_higher_tier_than_its_own_and_none_can_be_high(stocked: Shop, rig: Rig) -> None:
@@ -363,3 +364,32 @@ async def test_a_grant_satisfies_what_the_rule_asks_of_an_approval(stocked: Shop
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     assert (await insider.post("/api/grants", grant | {"reason": "month end"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "succeeded"
+
+
+async def test_a_vote_that_decides_nothing_yet_is_noted_also_while_a_worker_holds_the_run(shop: Shop, rig: Rig) -> None:
+    hold = Hold()
+
+    @rig.tool("t.hold")
+    async def long() -> None:
+        await hold()
+
+    await rig.apply(
+        "name: side\nsteps:\n  - {id: work, needs: [], tool: t.hold}\n"
+        "  - {id: ask, needs: [], approval: {tier: high, two_person: true, summary: ok}}"
+    )
+    ann, bob = await shop.person("ann"), await shop.person("bob")
+    run_id = await shop.start(shop.admin, "side")
+    async with rig.worker():
+        await hold.inside()
+        await rig.until_journal(run_id, "ask: pending -open-> waiting_approval")
+        asked = await shop.question(run_id)
+        assert (await ann.approve(asked["id"]))[1]["status"] == "requested"
+        assert "approval_vote" in await rig.until_journal(run_id, "approval_vote")
+        assert (await bob.approve(asked["id"]))[1]["status"] == "approved"
+        hold.release.set()
+        assert (await rig.until(run_id))["status"] == "succeeded"
+    journal = await rig.journal(run_id)
+    assert journal.count("approval_vote") == 1
+    (said,) = await rig.sql("SELECT actor, step, data FROM entry WHERE type = 'approval_vote'")
+    assert "ann" in said["actor"]
+    assert (said["step"], orjson.loads(said["data"])) == ("ask", {"approval_id": asked["id"], "votes": 1})

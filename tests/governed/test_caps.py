@@ -1,14 +1,20 @@
 """Caps: runs per minute, writes per run, and what shows how much of them is used."""
 
+import asyncio
+from collections import Counter
 from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
-from tests.rig import Clock, Rig
+from tests.rig import Rig
 
 from interlock.definition.workflow import parse
 from interlock.engine import runs, sweeps, tenants
 from interlock.engine.principal import Principal
-from interlock.errors import DefinitionInvalid
+from interlock.errors import DefinitionInvalid, Terminal
+from interlock.ids import uuid7
+from interlock.testing import Clock
+from interlock.worker.loop import Worker
 
 QUICK = "{name: quick, steps: [{id: a, tool: t.quick}]}"
 MINUTE = datetime(2031, 5, 1, 12, 0, 30, tzinfo=UTC)
@@ -83,6 +89,96 @@ async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
     assert again.status_code == 201, again.text
 
 
+GATE = "{name: gate, steps: [{id: g, approval: {tier: low, summary: ok}}, {id: a, tool: t.quick}]}"
+WAIT = "{name: nap, steps: [{id: w, wait: {duration: 1h}}, {id: a, tool: t.quick}]}"
+
+
+async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
+    """Which runs left `pending`, and when, in that order."""
+    rows = await rig.sql(
+        "SELECT run_id, at FROM entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
+    )
+    return [(row["run_id"], row["at"]) for row in rows]
+
+
+async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
+    rig: Rig, acme: Principal, clock: Clock
+) -> None:
+    @rig.tool("t.fail")
+    async def fail() -> None:
+        raise Terminal("no")
+
+    await rig.database.command(lambda tx: tenants.update_tenant(tx, "acme", {"max_runs_per_min": 5}))
+    await rig.apply(GATE, acme)
+    await rig.apply(WAIT, acme)
+    await rig.apply("{name: fails, steps: [{id: a, tool: t.quick}, {id: b, tool: t.fail}]}", acme)
+    failed = await rig.start("fails", who=acme)
+    assert (await rig.work_until(failed))["status"] == "failed"
+    clock.advance(30)  # the next minute
+    asked = []
+    for _ in range(4):
+        asked += [await rig.start(name, who=acme) for name in ("gate", "nap", "quick")]
+        new_id = uuid7()
+        await rig.database.command(
+            lambda tx, new_id=new_id: runs.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
+        )
+        asked.append(new_id)
+    (usage,) = await tenants.usage(rig.database, acme.tenant_id)
+    assert (usage["runs_this_minute"], usage["runs_waiting"]) == (5, 11)
+    for minute in range(4):
+        if minute:
+            clock.advance(60)
+            await sweeps.wake_due(rig.database)
+        async with rig.worker() as worker:
+            await rig.until(asked[: 5 * (minute + 1)][-1], "waiting_approval", "waiting_external")
+            await settled(rig, worker)
+        moved = [run_id for run_id, _ in (await first_moves(rig))[1:]]
+        assert sorted(moved) == sorted(asked[: 5 * (minute + 1)]), minute
+    by_minute = Counter(at for _, at in (await first_moves(rig))[1:])
+    assert sorted(by_minute.values(), reverse=True) == [5, 5, 5, 1]
+    ends = Counter([(await rig.run(run_id))["status"] for run_id in asked])
+    # Those that continued a failed one kept what it had done, and failed where it had.
+    assert ends == {"waiting_approval": 4, "waiting_external": 4, "succeeded": 4, "failed": 4}
+
+
+async def settled(rig: Rig, worker: Worker) -> None:
+    """Until nothing is queued and nothing is in its hands."""
+    async with asyncio.timeout(20):
+        while await rig.sql("SELECT FROM ready") or worker.drivers:
+            pass
+
+
+async def test_a_gate_over_the_cap_is_refused_to_who_will_not_wait(rig: Rig, acme: Principal) -> None:
+    await rig.apply(GATE, acme)
+    await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": 1})
+    http = rig.http(await rig.key("op", "operator", tenant_id=acme.tenant_id))
+    body = {"workflow": "gate"}
+    assert (await http.post("/api/runs?over_cap=refuse", json=body)).json()["status"] == "waiting_approval"
+    refused = await http.post("/api/runs?over_cap=refuse", json=body)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+    waits = await http.post("/api/runs", json=body)
+    assert (waits.status_code, waits.json()["status"]) == (201, "pending")
+    canceled = await http.post(f"/api/runs/{waits.json()['id']}/cancel")
+    assert canceled.json()["status"] == "canceled"
+    assert len(await rig.sql("SELECT FROM run")) == 2
+
+
+async def test_places_are_given_once_each_however_many_ask_at_once(rig: Rig, acme: Principal) -> None:
+    await rig.apply(GATE, acme)
+    await asyncio.gather(*(rig.start(name, who=acme) for name in ("gate", "quick") * 40))
+    rows = await rig.sql("SELECT count(*) FROM run GROUP BY wake_at ORDER BY wake_at NULLS FIRST")
+    assert [row["count"] for row in rows] == [60, 20]
+
+
+async def test_a_run_asked_for_twice_takes_one_place(rig: Rig, acme: Principal) -> None:
+    await rig.apply(GATE, acme)
+    new = await runs.prepare(rig.plans, acme, "gate")
+    for _ in range(2):
+        await rig.database.command(lambda tx: runs.start_waiting(tx, rig.database, acme, new))
+    (usage,) = await tenants.usage(rig.database, acme.tenant_id)
+    assert usage["runs_this_minute"] == 1
+
+
 async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, acme: Principal) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(150)]
     await runs.start_many(rig.database, rig.database, acme, news)
@@ -91,6 +187,7 @@ async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, ac
     assert usage == {
         "tenant_id": str(acme.tenant_id), "tenant": "acme", "weight": 1.0, "max_concurrency": None, "in_flight": 0,
         "max_runs_per_min": 60, "runs_this_minute": 60, "runs_waiting": 90, "max_writes_per_run": None, "ready": 60,
+        "workflows": [],
     }  # fmt: skip
     first = (await rig.http().get("/api/usage?limit=1")).json()
     rest = (await rig.http().get(f"/api/usage?cursor={first['next_cursor']}")).json()
@@ -134,7 +231,10 @@ async def test_the_stricter_cap_on_writes_counts(rig: Rig, tenant: int | None, w
     assert run["error"]["message"] == f"the run made 2 writes, as many as its {whose} allows"
 
 
-@pytest.mark.parametrize("caps", ["{max_writes_per_run: 0}", "{max_concurrency: 2}", "{max_writes_per_run: many}", "7"])
+@pytest.mark.parametrize(
+    "caps",
+    ["{max_writes_per_run: 0}", "{max_concurrency: 0}", "{max_runs_per_min: 2}", "{max_writes_per_run: many}", "7"],
+)
 def test_a_cap_that_cannot_be_is_a_fault(caps: str) -> None:
     with pytest.raises(DefinitionInvalid, match="caps"):
         parse(f"{{name: w, caps: {caps}, steps: [{{id: a, tool: t.t}}]}}")

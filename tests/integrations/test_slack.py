@@ -206,7 +206,7 @@ async def test_refusals_come_back_to_who_pressed(rig: Rig, slack: Stub, dispatch
     assert "SELF_APPROVAL" in await told("U0")
     assert "One more person" in await told("U1")
     assert "ALREADY_VOTED" in await told("U1")
-    assert "agent may not" in await told("U3")
+    assert "AGENT_MAY_NOT_APPROVE" in await told("U3")
     stranger = await told("U99")
     assert "does not know you" in stranger and TEAM in stranger and "U99" in stranger
     assert "ACTION_DIGEST_MISMATCH" in await told("U1", f"{approval['id']}:{'0' * 64}")
@@ -514,7 +514,8 @@ async def test_the_command_starts_a_run_once(rig: Rig) -> None:
     (run,) = await rig.sql("SELECT * FROM run")
     assert str(run["id"]) == first.json()["run_id"]
     assert orjson.loads(run["input"]) == {"amount": 50, "name": "Ada L", "urgent": True}
-    assert orjson.loads(run["trigger"]) == {"source": "slack", "ref": f"{TEAM}:U1"}
+    told = orjson.loads(run["trigger"])
+    assert (told["source"], told["ref"], told["initiator"]) == ("slack", f"{TEAM}:U1", "user")
     await send(rig, "commands", typed(text, "U1", trigger_id="2.3.4"))
     assert len(await rig.sql("SELECT * FROM run")) == 2
     assert "may not" in (await send(rig, "commands", typed(text, "U2", trigger_id="5"))).json()["text"]
@@ -562,3 +563,42 @@ async def test_only_the_operator_chooses_where_the_bot_speaks(rig: Rig, slack: S
     assert (await rig.http().delete("/api/slack/channel?tenant=other")).status_code == 200
     await rig.start("a", {}, other)
     assert await dispatcher.deliver_due() == 0
+
+
+# ---------------------------------------------------------------- commands of one's own
+
+DEPLOY = {
+    "name": "deploy", "slack": {"command": "/deploy"}, "workflow": "release",
+    "when": "size(payload.words) > 0", "input": {"version": "${payload.words[0]}", "by": "${payload.user_name}"},
+}  # fmt: skip
+
+
+async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: Stub) -> None:
+    await waiting(rig)
+    await join(rig, "ada", "U1", "operator")
+    answer = await rig.http().post("/api/triggers", json=DEPLOY)
+    assert (answer.status_code, answer.json()["path"]) == (201, "/api/hooks/slack/commands")
+    form = typed("1.3", "U1") | {"command": "/deploy"}
+    first, second = [await send(rig, "commands", form) for _ in range(2)]
+    assert first.json() == second.json() and "Started *release*" in first.json()["text"]
+    run = await rig.run(first.json()["run_id"])
+    assert run["input"] == {"version": "1.3", "by": "somebody"}
+    assert run["trigger"] == {
+        "source": "slack", "ref": f"{TEAM}:U1", "initiator": "user", "user": "somebody",
+        "metadata": {"trigger": "deploy", "command": "/deploy", "channel": "C2147483705"},
+        "external_event": {"event_type": "/deploy", "source": "slack", "event_id": form["trigger_id"]},
+    }  # fmt: skip
+    assert len(await rig.sql("SELECT * FROM run WHERE trigger->>'source' = 'slack'")) == 1
+    answer = await send(rig, "commands", typed("", "U1", "another") | {"command": "/deploy"})
+    assert answer.json()["text"] == "Nothing to do: `size(payload.words) &gt; 0` is false"
+    answer = await send(rig, "commands", typed("1.3", "U9", "third") | {"command": "/deploy"})
+    assert "does not know you" in answer.json()["text"]
+
+
+async def test_a_command_stands_for_one_thing(rig: Rig, slack: Stub) -> None:
+    await waiting(rig)
+    assert (await rig.http().post("/api/triggers", json=DEPLOY)).status_code == 201
+    answer = await rig.http().post("/api/triggers", json=DEPLOY | {"name": "other"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "TRIGGER_EXISTS")
+    answer = await rig.http().post("/api/triggers", json=DEPLOY | {"slack": {"command": "/interlock"}})
+    assert "is taken" in answer.json()["detail"]

@@ -1,18 +1,19 @@
 """Webhooks out: signed, with an id that stays, tried again, and never into the network we run in."""
 
 import asyncio
+import base64
 import socket
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
+import asyncpg
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from interlock.engine import addresses, outbox
-from interlock.errors import Terminal
+from interlock.engine import addresses, outbox, vault
+from interlock.engine.keyfiles import SecretsKey
+from interlock.engine.secrets import Secrets
+from interlock.errors import Conflict, Terminal
 from interlock.integrations import Dispatcher
-from interlock.integrations.webhooks import retry_after
 from interlock.settings import Settings
 from tests.integrations.conftest import Stub
 from tests.rig import Rig
@@ -336,10 +337,113 @@ async def test_the_connection_goes_to_the_address_that_was_checked(
     assert looked_up == ["hooks.example"]
 
 
-def test_retry_after_is_seconds_or_a_date() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_after("17", now) == 17
-    assert retry_after(format_datetime(now + timedelta(seconds=90)), now) == 90
-    assert retry_after("99999999", now) == 3600
-    assert [retry_after(value, now) for value in ("soon", "nan", None)] == [None, None, None]
-    assert retry_after("-5", now) == 0
+# ---------------------------------------------------------------- its secret
+
+
+async def tell(rig: Rig, dispatcher: Dispatcher) -> None:
+    await rig.start("a", {"who": "x"})
+    await dispatcher.deliver_due()
+
+
+async def test_its_secret_stands_nowhere_in_the_clear(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    answer = await rig.http().post(
+        "/api/webhooks", json={"url": f"{stub.url}/in"}, headers={"Idempotency-Key": "again"}
+    )
+    secret = answer.json()["secret"]
+    again = await rig.http().post("/api/webhooks", json={"url": f"{stub.url}/in"}, headers={"Idempotency-Key": "again"})
+    shown = (await rig.http().get(f"/api/webhooks/{answer.json()['id']}")).text
+    listed = (await rig.http().get("/api/webhooks")).text
+    # Neither the text nor the bytes it stands for, in any column of any row.
+    raw = secret.removeprefix("whsec_")
+    tables = await rig.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    rows = [str(row[0]) for t in tables for row in await rig.sql(f"SELECT x::text FROM {t['tablename']} AS x")]
+    assert rows and all(raw not in text for text in [*rows, again.text, shown, listed])
+    (stored,) = await rig.sql("SELECT secret, nonce, ciphertext FROM destination")
+    assert (stored["secret"], len(stored["nonce"])) == (None, 12)
+    with pytest.raises(asyncpg.CheckViolationError, match="destination_no_plain_secret"):
+        await rig.sql("UPDATE destination SET secret = 'x', nonce = NULL, ciphertext = NULL")
+
+
+async def test_a_secret_of_an_earlier_version_is_encrypted_by_the_first_server(
+    rig: Rig, stub: Stub, dispatcher: Dispatcher
+) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.sql("ALTER TABLE destination DROP CONSTRAINT destination_no_plain_secret")
+    await rig.sql("UPDATE destination SET secret = $1, nonce = NULL, ciphertext = NULL", made["secret"])
+    assert sorted(await asyncio.gather(*(vault.encrypt_plain_webhooks(rig.database) for _ in range(3)))) == [0, 0, 1]
+    assert await rig.sql("SELECT FROM destination WHERE secret IS NOT NULL") == []
+    await rig.apply(GATE)
+    await tell(rig, dispatcher)
+    Webhook(made["secret"]).verify(stub.at("/in")[0].body, stub.at("/in")[0].headers)
+
+
+async def test_a_new_key_keeps_every_secret(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.http().put("/api/secrets/stripe", json={"value": "the-value-of-stripe"})
+    await rig.apply(GATE)
+    key = SecretsKey(rig.settings)
+    (before,) = key.read()
+    key.rotate()
+    await tell(rig, dispatcher)  # with the old key, which follows the new one
+    assert await vault.encrypt_anew(rig.database) == 2
+    new, _ = key.read()
+    (rig.settings.data_dir / "secrets.key").write_text(base64.b64encode(new).decode())
+    await tell(rig, dispatcher)  # with the new key alone
+    assert new != before and len(stub.at("/in")) == 2
+    for received in stub.at("/in"):
+        Webhook(made["secret"]).verify(received.body, received.headers)
+    opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["stripe"])
+    assert opened.values == {"stripe": "the-value-of-stripe"}
+
+
+async def test_without_its_key_nothing_is_sent_and_it_says_why(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
+    await rig.apply(GATE)
+    (rig.settings.data_dir / "secrets.key").write_text(base64.b64encode(b"k" * 32).decode())
+    await tell(rig, dispatcher)
+    (delivery,) = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries")).json()["items"]
+    assert (stub.received, delivery["status"]) == ([], "pending")
+    assert delivery["last_error"].startswith("its secret was encrypted with another key")
+    with pytest.raises(Conflict, match="another key") as refused:
+        await vault.encrypt_anew(rig.database)
+    assert refused.value.code == "SECRETS_KEY_INVALID"
+
+
+async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    await hooked(rig, f"{stub.url}/one", events=["approval.requested"])
+    await hooked(rig, f"{stub.url}/two", events=["approval.requested"])
+    await rig.apply(GATE)
+    await rig.sql(
+        "UPDATE destination SET nonce = o.nonce, ciphertext = o.ciphertext FROM destination AS o"
+        " WHERE o.address LIKE '%/one' AND destination.address LIKE '%/two'"
+    )
+    await tell(rig, dispatcher)
+    assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)
+
+
+# ---------------------------------------------------------------- trying it
+
+
+async def test_a_test_message_is_sent_like_any_other(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
+    made = await hooked(rig, f"{stub.url}/in", events=["run.completed"])
+    await hooked(rig, f"{stub.url}/other")
+    sent = await rig.http().post(f"/api/webhooks/{made['id']}/test")
+    assert (sent.status_code, sent.json()["status"], sent.json()["attempts"]) == (202, "pending", 0)
+    await dispatcher.deliver_due()
+    (received,) = stub.received
+    said = Webhook(made["secret"]).verify(received.body, received.headers)
+    assert (received.path, said["type"], said["data"]) == ("/in", "webhook.test", {"webhook_id": made["id"]})
+    (delivery,) = (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries")).json()["items"]
+    assert (delivery["id"], delivery["status"]) == (sent.json()["id"], "delivered")
+
+
+async def test_one_that_is_off_or_anothers_is_not_tested(rig: Rig, stub: Stub) -> None:
+    made = await hooked(rig, f"{stub.url}/in")
+    await rig.sql("UPDATE destination SET disabled_at = now()")
+    refused = await rig.http().post(f"/api/webhooks/{made['id']}/test")
+    assert (refused.status_code, refused.json()["code"]) == (409, "WEBHOOK_DISABLED")
+    other = rig.http(await rig.key("a", "admin", tenant_id=(await rig.tenant("other")).tenant_id))
+    assert (await other.post(f"/api/webhooks/{made['id']}/test")).status_code == 404
+    operator = rig.http(await rig.key("o", "operator"))
+    assert (await operator.post(f"/api/webhooks/{made['id']}/test")).status_code == 403
+    assert await rig.sql("SELECT FROM outbox") == []

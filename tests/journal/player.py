@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from interlock.definition.plan import Plan, StepKind
 from interlock.definition.workflow import load, parse
 from interlock.journal import (
+    AskKind,
     Command,
     Entry,
     Journal,
@@ -23,11 +24,13 @@ from interlock.journal import (
     Word,
     advance,
     apply_word,
+    ask,
     conclude,
     encode,
     go_on,
+    wind_up,
 )
-from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 
 RUN_ID = UUID(int=7)
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -65,7 +68,7 @@ def succeed(made: Journal, key: str, output: Any = None) -> None:
 def state_of(made: Journal, *, times: bool = False) -> dict[str, Any]:
     """Everything that is known, as plain values. A live journal does not know yet when its entries are committed."""
     steps = {}
-    for key, fold in made.steps.items():
+    for key, fold in {**made.steps, **made.undos}.items():
         known = {name: getattr(fold, name) for name in fold.__slots__ if name != "step"}
         if not times:
             known = {name: value for name, value in known.items() if name not in ("started_at", "completed_at")}
@@ -73,7 +76,8 @@ def state_of(made: Journal, *, times: bool = False) -> dict[str, Any]:
     failed = made.failed.step.key if made.failed else None
     return {
         "status": made.status, "reason": made.reason, "asked": made.asked, "seq": made.seq, "failed": failed,
-        "steps": steps, "cost": made.cost_usd(), "result": made.result(),
+        "steps": steps, "undos": list(made.undos), "ending": made.ending, "cost": made.cost_usd(),
+        "result": made.result(),
     }  # fmt: skip
 
 
@@ -101,10 +105,16 @@ def plans(draw: st.DrawFn, *, graph: bool = True) -> Plan:
         match draw(st.sampled_from(["tool", "tool", "tool", "approval", "wait"])):
             case "tool":
                 step |= {"tool": "t.do", "retry": {"max_attempts": draw(st.integers(1, 3))}}
+                if draw(st.booleans()):
+                    step["compensate"] = {"tool": "t.undo", "input": {"n": "${output.n}"}}
             case "approval":
                 step["approval"] = {}
             case "wait":
-                step["wait"] = {"duration": draw(st.sampled_from(["0s", "5s", "1h"]))}
+                duration = {"duration": draw(st.sampled_from(["0s", "5s", "1h"]))}
+                event = {"event": "e", "correlation": "${input.number}", "timeout": "1h"}
+                step["wait"] = draw(st.sampled_from([duration, event]))
+                if "event" in step["wait"]:
+                    step["on_timeout"] = draw(st.sampled_from(["fail", "continue"]))
         if when := draw(
             st.sampled_from([None] * 12 + ["input.yes", "input.no", "input.no", "input.number", "input.gone"])
         ):
@@ -161,7 +171,9 @@ class Player:
                 for fold in self.in_flight:
                     self.journal.move_step(fold, StepEvent.CANCEL, actor="worker:w")
                 self.in_flight.clear()
-                self._end(ending or Settle(RunEvent.STOPPED, self.journal.asked))
+                ending = ending or Settle(RunEvent.STOPPED, self.journal.asked)
+                if wind_up(self.journal, ending, actor="worker:w"):
+                    self._end(ending)
             case Settle() as ending:
                 self._end(ending)
 
@@ -182,7 +194,7 @@ class Player:
         for fold in following.start:
             self.journal.begin(fold)
             self.in_flight.append(fold)
-        if self.dice.random() < 0.2 and self._decide(in_flight=True):
+        if self.dice.random() < 0.2 and (self._decide(in_flight=True) or self._tell(in_flight=True)):
             return
         if self.dice.random() < 0.03:
             self._cancel(in_flight=True)
@@ -191,7 +203,7 @@ class Player:
 
     def _outcome(self, fold: StepFold) -> None:
         error = {"error": {"type": "E", "message": "no"}, "cost_usd": 0.5}
-        match self.dice.choice(["done", "done", "done", "retry", "fail", "reclaim"]):
+        match self.dice.choice(["done", "done", "done", "retry", "fail", "reclaim", "hold"]):
             case "done":
                 data = {"duration_ms": 1.5, "cost_usd": 0.25, "idempotency_key": "k"}
                 output = encode({"n": self.dice.randrange(9)})
@@ -199,6 +211,9 @@ class Player:
             case "retry" if fold.failures + 1 < fold.step.retry.max_attempts:
                 later = self.now + timedelta(seconds=fold.step.retry.delay(fold.failures + 1, self.dice.random()))
                 self.journal.move_step(fold, StepEvent.RETRY, actor="worker:w", data=error | {"next_run_at": later})
+            case "hold" if fold.step.undoes is not None and fold.approval_id is None:
+                about: dict[str, Any] = {"tier": Tier.LOW, "two_person": False, "expires_in": 60.0, "summary": ""}
+                ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, **about, action={}, digest="d")
             case "reclaim" if fold.reclaims < 3:
                 self.journal.move_step(fold, StepEvent.RECLAIM, actor="worker:x")
                 self.in_flight.append(fold)
@@ -211,12 +226,14 @@ class Player:
             self._cancel(in_flight=False)
         elif wait.wake_at is not None and self.dice.random() < 0.5:
             self.now = max(self.now, wait.wake_at)
-        elif not self._decide(in_flight=False):
+        elif not self._decide(in_flight=False) and not self._tell(in_flight=False):
             assert wait.wake_at is not None, "it waits for nobody and nothing"
             self.now = max(self.now, wait.wake_at)
 
     def _decide(self, *, in_flight: bool) -> bool:
-        asked = [f for f in self.journal.steps.values() if f.status == StepState.WAITING_APPROVAL]
+        asked = [
+            f for f in {**self.journal.steps, **self.journal.undos}.values() if f.status == StepState.WAITING_APPROVAL
+        ]
         if not asked:
             return False
         fold = self.dice.choice(asked)
@@ -225,7 +242,21 @@ class Player:
         apply_word(self.journal, Word(Command.DECIDE, "ann", data, step=fold.step.key), in_flight=in_flight)
         return True
 
+    def _tell(self, *, in_flight: bool) -> bool:
+        """An event comes that a step waits for, or does not come in time."""
+        waiting = [f for f in self.journal.steps.values() if f.status == StepState.WAITING_EXTERNAL and f.awaits]
+        if not waiting:
+            return False
+        word = Word(Command.ARRIVE, "bank", {"event": {"type": "e"}, "payload": "{}"}, step=waiting[0].step.key)
+        if self.dice.random() < 0.3:
+            word = Word(Command.MISS, "system:timeout", {}, step=waiting[0].step.key)
+        apply_word(self.journal, word, in_flight=in_flight)
+        return True
+
     def _cancel(self, *, in_flight: bool) -> None:
+        if self.journal.status == RunState.CANCELING:
+            apply_word(self.journal, Word(Command.CANCEL, "ann", {"reason_code": "interrupted"}), in_flight=in_flight)
+            return
         self.told_to_stop = True
         command = self.dice.choice([Command.CANCEL, Command.TIME_OUT])
         data = {"reason_code": RunReason.CANCELED_BY_USER, "said": None} if command == Command.CANCEL else {}
@@ -234,6 +265,9 @@ class Player:
     def _check(self, following: Next) -> None:
         """What holds at every moment, asked of the fold and not of the code that made it."""
         made = self.journal
+        if made.is_undoing:
+            assert not any(f.step.undoes is None for f in (*following.start, *self.in_flight)), "it goes no further"
+            assert len(following.start) + len(self.in_flight) <= 1, "one at a time"
         for fold in following.start:
             assert fold.step.kind == StepKind.TOOL, "workers never execute an approval"
             assert fold.status == StepState.PENDING

@@ -7,24 +7,29 @@ pending          park    waiting_external
 pending          fail    failed
 pending          cancel  canceling
 pending          cancel  canceled
+pending          compensate canceling
 running          hold    waiting_approval
 running          park    waiting_external
 running          succeed succeeded
 running          fail    failed
 running          cancel  canceling
 running          cancel  canceled
+running          compensate canceling
 waiting_approval resume  running
 waiting_approval park    waiting_external
 waiting_approval succeed succeeded
 waiting_approval fail    failed
 waiting_approval cancel  canceling
 waiting_approval cancel  canceled
+waiting_approval compensate canceling
 waiting_external resume  running
 waiting_external hold    waiting_approval
 waiting_external succeed succeeded
 waiting_external fail    failed
 waiting_external cancel  canceling
 waiting_external cancel  canceled
+waiting_external compensate canceling
+canceling        compensate canceling
 canceling        stopped canceled
 canceling        fail    failed
 """
@@ -169,6 +174,7 @@ REASONS = [
     "external_timeout",
     "orphaned",
     "resume_failed",
+    "compensation_failed",
     "cap_exceeded",
     "canceled_by_user",
     "canceled_by_parent",

@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from interlock.lifecycle import APPROVAL, IDEMPOTENCY, JOB, RECEIPT, RUN, STEP, 
 from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, legal_history, listed
 from interlock.lifecycle.run import LEASABLE
 from interlock.store import embedded
+from interlock.store.migrate import ensure_partitions
 from interlock.wire import Role
 from tests.conftest import url_of
 from tests.lifecycle import expected
@@ -184,7 +186,7 @@ _ROW: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _MARK = {"completed_at": "now()", "reason": "'completed'", "stopped_at": "now()", "resolved_at": "now()"}
-_MARK |= {"response_body": "'x'"}
+_MARK |= {"response_body": "'x'", "error": "'e'", "lock_expires_at": "now()"}
 
 
 def marks(machine: Machine, state: str) -> dict[str, str]:
@@ -427,6 +429,9 @@ async def test_without_the_check_every_transition_would_get_in(connection: Any) 
     assert len(await accepted_entries(connection)) == len(states) * len(events) * len(states) * len(steps)
 
 
+PARTITIONS = "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = 'entry'::regclass"
+
+
 async def write_entry(connection: Any) -> None:
     await connection.execute(
         "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
@@ -442,9 +447,18 @@ async def test_what_was_written_is_neither_changed_nor_deleted_nor_truncated(con
         for statement in (f"UPDATE {table} SET actor = 'you'", f"DELETE FROM {table}"):
             async with refused(connection, "append-only"):
                 await connection.execute(statement)
-    async with refused(connection, "append-only: TRUNCATE refused"):
-        await connection.execute("TRUNCATE entry")
+    parts = await connection.fetch(PARTITIONS)
+    assert len(parts) > 3
+    for table in ("entry", *(part["name"] for part in parts)):
+        async with refused(connection, "append-only: TRUNCATE refused"):
+            await connection.execute(f"TRUNCATE {table}")
     assert await connection.fetchval("SELECT actor FROM entry") == "me"
+
+
+async def test_a_partition_made_later_refuses_too(connection: Any) -> None:
+    await ensure_partitions(connection, datetime(2041, 3, 1, tzinfo=UTC))
+    async with refused(connection, "append-only: TRUNCATE refused"):
+        await connection.execute("TRUNCATE entry_204103")
 
 
 async def test_without_its_triggers_the_journal_could_be_rewritten(connection: Any) -> None:
@@ -452,6 +466,8 @@ async def test_without_its_triggers_the_journal_could_be_rewritten(connection: A
     await connection.execute("DROP TRIGGER entry_append_only ON entry")
     await connection.execute("UPDATE entry SET actor = 'you'")
     await connection.execute("DROP TRIGGER entry_keep ON entry")
+    for part in await connection.fetch(PARTITIONS):
+        await connection.execute(f"DROP TRIGGER entry_keep ON {part['name']}")
     await connection.execute("TRUNCATE entry")
     assert await connection.fetchval("SELECT count(*) FROM entry") == 0
 

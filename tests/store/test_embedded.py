@@ -19,7 +19,8 @@ from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store.migrate import migrate, status
 from interlock.store.pool import Database
-from tests.rig import Clock, Rig
+from interlock.testing import Clock
+from tests.rig import Rig
 
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
 with_postgres_15 = pytest.mark.skipif(not (POSTGRES_15 / "initdb").exists(), reason="PostgreSQL 15 is not installed")

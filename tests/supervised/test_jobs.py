@@ -51,6 +51,8 @@ async def test_a_jobs_runs_are_done_by_its_workers_and_its_workers_do_nothing_el
     shop.hold.release.set()
     row = await shop.job_until(job_id, "completed")
     assert (row["done"], row["total"], row["reason"]) == (3, 3, None)
+    for run_id in plain:
+        await rig.until(run_id, "succeeded")
     await nothing_leaks(rig)
 
 

@@ -1,4 +1,4 @@
-"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/tools"""
+"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
 
 from typing import Annotated
 from uuid import UUID
@@ -6,32 +6,22 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import dump, key_view, tenant_view, tool_view, usage_view, workflow_view
+from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_view, usage_view, workflow_view
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.tools import registry
-from interlock.wire import ChangeTenant, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Workflow
+from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Workflow
 
 router = APIRouter(prefix="/api")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_YAML = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/yaml": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "object"}},
-        },
-    }
-}
 
 
-@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=_YAML)
+@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)
 async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
     """Apply a workflow, as YAML or JSON. The same content again is the same version."""
     who.require(Permission.DEFINE)
@@ -141,10 +131,17 @@ async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Re
 
 
 @router.get("/tools", response_model=Page[Tool], tags=["tools"])
-async def list_tools(who: Who) -> Response:
+async def list_tools(found: Svc, who: Who) -> Response:
     """The tools that this server loaded; workers load the same INTERLOCK_TOOLS."""
     who.require(Permission.READ)
-    return Json({"items": [tool_view(tool) for tool in registry.all()], "next_cursor": None})
+    return Json({"items": [tool_view(tool) for tool in found.policies.tools.all()], "next_cursor": None})
+
+
+@router.get("/flows", response_model=Page[Flow], tags=["tools"])
+async def list_flows(found: Svc, who: Who) -> Response:
+    """The Python flows that this server loaded; workers load the same INTERLOCK_TOOLS."""
+    who.require(Permission.READ)
+    return Json({"items": [flow_view(flow) for flow in found.policies.tools.flows.all()], "next_cursor": None})
 
 
 def _require_operator_of_all(who: Who) -> None:

@@ -10,19 +10,23 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from interlock import __version__
+from interlock import __version__, tracing
 from interlock.api import (
     admin,
     approvals,
     audit,
+    events,
     grants,
+    hooks,
     hooks_out,
     jobs,
     policy,
     receipts,
     runs,
+    schedules,
     secrets,
     slack,
+    triggers,
     workers,
 )
 from interlock.api.services import Json, Services, problem_body
@@ -38,9 +42,13 @@ def create_app(services: Services) -> FastAPI:
         description="Durable automations and agents that ask before they act.",
     )  # fmt: skip
     app.state.services = services
-    for module in (runs, jobs, approvals, receipts, audit, policy, grants, admin, workers, secrets, hooks_out, slack):
+    for module in (
+        runs, jobs, events, approvals, receipts, audit, policy, grants, admin, workers, secrets, hooks_out, slack,
+        triggers, schedules, hooks,
+    ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
+    app.add_middleware(Traced)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -84,6 +92,10 @@ async def show_metrics(request: Request) -> Response:
             counted = dict.fromkeys(machine.open, 0) | {row["status"]: row["count"] for row in rows}
             for status, count in counted.items():
                 gauge.labels(status).set(count)
+        unproven = await services.database.row("count_unproven", patience=0.5)
+        assert unproven is not None
+        metrics.unsealed.set(unproven["unsealed"])
+        metrics.evidence_due.set(unproven["evidence_due"])
     return Response(exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -140,6 +152,38 @@ async def _on_surprise(request: Request, error: Exception) -> Response:
         return problem_response(Unavailable("the database did not answer; try again"))
     log.error("request_failed", path=request.url.path, exc_info=error)
     return problem_response(Problem("this is a bug; the server's log has the details"))
+
+
+# ---------------------------------------------------------------- traces
+
+
+class Traced:
+    """A span around each request to the API, below the one that the caller names in `traceparent`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if tracing.spans is None or scope["type"] != "http" or not scope["path"].startswith("/api/"):
+            await self._app(scope, receive, send)
+            return
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), None)
+        about = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        named = f"{scope['method']} {scope['path']}"
+        with tracing.spans.span(named, about, parent=tracing.accepted(given), is_request=True) as span:
+
+            async def answered(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    tracing.fail(span, f"status {message['status']}" if message["status"] >= 500 else None)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, answered)
+            finally:
+                # The path with its ids would make every request a name of its own.
+                if (route := scope.get("route")) is not None:
+                    span.update_name(f"{scope['method']} {route.path}")
 
 
 # ---------------------------------------------------------------- limits

@@ -79,6 +79,18 @@ async def enable(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Re
     return await change(found, who, request, work)
 
 
+@router.post("/{webhook_id}/test", status_code=202, response_model=Delivery)
+async def send_test(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+    """Send it a signed message of type `webhook.test`, now. What becomes of it is in its deliveries."""
+    who.require(Permission.ADMINISTER)
+
+    async def work(tx: Tx) -> Answer:
+        row = await outbox.test_webhook(tx, found.database, who, webhook_id)
+        return Answer(202, dump(_without_number(delivery_view(row))))
+
+    return await change(found, who, request, work)
+
+
 @router.get("/{webhook_id}/deliveries", response_model=Page[Delivery])
 async def deliveries(webhook_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
     """What was sent to it in the last 30 days, and what waits. Newest first."""

@@ -68,7 +68,9 @@ async def reverse(receipt_id: UUID, request: Request, found: Svc, who: Who, body
     new_id, reason = uuid7(), body.reason if body else None
 
     async def work(tx: Tx) -> Answer:
-        row, plan = await reversals.reverse(tx, found.database, found.plans, who, receipt_id, new_id, reason)
+        row, plan = await reversals.reverse(
+            tx, found.database, found.plans, found.policies.tools, who, receipt_id, new_id, reason
+        )
         return Answer(201, dump(run_view(row, await read_journal(tx, found.plans, row, plan))), row["id"])
 
     return await change(found, who, request, work)

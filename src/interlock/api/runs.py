@@ -1,7 +1,6 @@
 """/api/runs"""
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
 
+from interlock import tracing
 from interlock.api.services import (
     NUMBER,
     Json,
@@ -36,6 +36,7 @@ from interlock.ids import uuid7
 from interlock.journal import Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
+from interlock.waiting import either
 from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"])
@@ -59,11 +60,11 @@ async def start(
     """Start a run of the newest version of a workflow, or of the one that is asked for."""
     who.require(Permission.START)
     watch = wait + 5 if wait else None
-    new = await _prepare(found, who, body, watch, remembered=True)
+    new = await _prepare(found, who, request, body, watch, remembered=True)
     with found.follower.watching(new.id) as news:
         response = await _start_at_once(found, who, request, new) if over_cap == "wait" else None
         if response is None:
-            new = dataclasses.replace(await _prepare(found, who, body, watch), id=new.id)
+            new = dataclasses.replace(await _prepare(found, who, request, body, watch), id=new.id)
             response = await _start(found, who, request, new, over_cap)
         if not wait or response.status_code != 201:
             return response
@@ -73,12 +74,14 @@ async def start(
 
 
 async def _prepare(
-    found: Services, who: Principal, body: StartRun, watch: float | None, *, remembered: bool = False
+    found: Services, who: Principal, request: Request, body: StartRun, watch: float | None, *, remembered: bool = False
 ) -> runs.NewRun:
+    trigger = body.trigger.model_dump() if body.trigger else {"source": "api", "ref": None}
+    if traceparent := tracing.current() or tracing.accepted(request.headers.get("traceparent")):
+        trigger["traceparent"] = traceparent
     return await runs.prepare(
-        found.plans, who, body.workflow, version=body.version, input=body.input,
-        trigger=body.trigger.model_dump() if body.trigger else None, deadline_seconds=body.deadline_seconds,
-        watch_seconds=watch, remembered=remembered,
+        found.plans, who, body.workflow, version=body.version, input=body.input, trigger=trigger,
+        deadline_seconds=body.deadline_seconds, watch_seconds=watch, remembered=remembered,
     )  # fmt: skip
 
 
@@ -97,7 +100,7 @@ async def _start(found: Services, who: Principal, request: Request, new: runs.Ne
             created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
-            row = await runs.start_waiting(tx, found.database, who, new)
+            row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
             view = run_view(row, await read_journal(tx, found.plans, row))
         return Answer(201, dump(view), new.id)
 
@@ -107,13 +110,13 @@ async def _start(found: Services, who: Principal, request: Request, new: runs.Ne
 @router.get("", response_model=Page[Run])
 async def list_runs(
     found: Svc, who: Who, status: RunState | None = None, workflow: str | None = None, session_id: UUID | None = None,
-    job_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
+    job_id: UUID | None = None, parent_run_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
 ) -> Response:  # fmt: skip
     """Newest first, without their steps."""
     who.require(Permission.READ)
     rows = await found.database.fetch(
         "list_runs", who.tenant_id, uuid_cursor(cursor), status, workflow, session_id, job_id, limit + 1,
-        who.workspace_id,
+        who.workspace_id, parent_run_id,
     )  # fmt: skip
     return Json(page(rows, limit, run_view))
 
@@ -222,8 +225,7 @@ async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]
                 continue
             if await _has_ended(found, row, after):
                 break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), patience)
+            await either(news, patience)
             quiet += patience
             patience = min(patience * 2, 5.0)
             if quiet >= _HEARTBEAT_SECONDS:
@@ -247,8 +249,7 @@ async def _until_settled(
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(left, 1.0))
+            await either(news, min(left, 1.0))
         news.clear()
         over = left <= 0 or found.follower.closing.is_set()
         row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)

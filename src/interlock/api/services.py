@@ -59,6 +59,18 @@ NUMBER = re.compile("[0-9]{1,9}")
 _KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-request-id")
 
 
+# The body of what is applied: what a person wrote, or a program.
+YAML = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/yaml": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
+
+
 class Json(Response):
     media_type = "application/json"
 
@@ -67,22 +79,31 @@ class Json(Response):
 
 
 async def change(
-    found: Services, who: Principal, request: Request, work: Callable[[Tx], Awaitable[Answer]]
+    found: Services,
+    who: Principal,
+    request: Request,
+    work: Callable[[Tx], Awaitable[Answer]],
+    *,
+    key: str | None = None,
 ) -> Response:
-    """Everything that changes state goes through here: once per idempotency key, if one is given."""
-    asked = await asked_once(who, request)
+    """Everything that changes state goes through here: once per idempotency key, if one is given.
+
+    `key` is one that the request has for the whole tenant; else the caller's own counts.
+    """
+    asked = await asked_once(who, request, key)
     if asked is None:
         return answered(await found.database.command(work))
     return answered(await idempotency.once(found.database, asked, work, problem_answer))
 
 
-async def asked_once(who: Principal, request: Request) -> idempotency.Request | None:
+async def asked_once(who: Principal, request: Request, key: str | None = None) -> idempotency.Request | None:
     """What the request is known by, if it has an idempotency key."""
-    key, body = await _idempotency_key(request)
+    own, body = await _idempotency_key(request)
+    key = key or (f"api:{who.key_id}:{own}" if own is not None else None)
     if key is None:
         return None
     digest = idempotency.Request.hash_of(request.method, request.url.path, body)
-    return idempotency.Request(who.tenant_id, f"api:{who.key_id}:{key}", "api", digest)
+    return idempotency.Request(who.tenant_id, key, key.partition(":")[0], digest)
 
 
 def answered(answer: Answer) -> Response:

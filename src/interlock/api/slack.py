@@ -1,7 +1,8 @@
 """/api/hooks/slack: signed buttons and commands. /api/slack: who Slack's users are here, and which channel is told.
 
-A press or a command is the same as a call with the key that the Slack user stands for: the same roles, the same
-authorisation, the same transaction. What is refused comes back as a message that only they see.
+A press or a command, also one that a trigger answers, is the same as a call with the key that the Slack user stands
+for: the same roles, the same authorisation, the same transaction. What is refused comes back as a message that only
+they see.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from starlette.background import BackgroundTask
 
 from interlock.api.services import Json, Services, Svc, Who, change, problem_answer, services
 from interlock.api.views import dump
-from interlock.engine import approvals, idempotency, outbox, runs, tenants
+from interlock.definition.trigger import OWN_COMMAND, Event, Trigger, Unfit
+from interlock.engine import approvals, idempotency, outbox, runs, tenants, triggers
 from interlock.engine.idempotency import Answer
 from interlock.engine.mrkdwn import escape, moment
 from interlock.engine.principal import Principal
@@ -29,7 +31,7 @@ from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
-from interlock.wire import NewSlackUser, Page, SlackChannel, SlackUser
+from interlock.wire import Initiator, NewSlackUser, Page, SlackChannel, SlackUser, TenantChannel
 
 router = APIRouter(tags=["slack"])
 
@@ -148,8 +150,8 @@ async def _people(found: Services, team_id: str, user_id: str) -> list[Principal
 
 def _unknown(team_id: str, user_id: str) -> str:
     return (
-        f"Interlock does not know you yet. An admin can say whose key you act with: `POST /api/slack/users` with "
-        f'`{{"team_id": "{escape(team_id, 50)}", "user_id": "{escape(user_id, 50)}", "key_id": …}}`.'
+        "Interlock does not know you yet. An admin can say whose key you act with: "
+        f"`interlock slack link {escape(team_id, 50)} {escape(user_id, 50)} KEY`."
     )
 
 
@@ -215,6 +217,8 @@ async def _remember_card(found: Services, approval: Row, container: dict[str, An
 
 async def _command(found: Services, form: dict[str, str]) -> dict[str, Any]:
     words = _words(form.get("text", ""))
+    if trigger := await _triggered(found, form):
+        return await _pull(found, form, words, *trigger)
     tenant = words[1] if len(words) > 1 and words[0] == "in" else None
     verb, *rest = (words[2:] if tenant is not None else words) or ["help"]
     if verb == "help":
@@ -271,25 +275,63 @@ async def _list_approvals(found: Services, who: Principal) -> str:
 async def _run(
     found: Services, who: Principal, form: dict[str, str], workflow: str, pairs: list[str]
 ) -> dict[str, Any]:
+    return await _start(found, who, form, workflow, dict(_pair(pair) for pair in pairs))
+
+
+async def _start(
+    found: Services, who: Principal, form: dict[str, str], workflow: str, given: dict[str, Any], **about: str
+) -> dict[str, Any]:
     """Once for each time that somebody pressed return, however often Slack sends it."""
     who.require(Permission.START)
-    given = dict(_pair(pair) for pair in pairs)
-    source = {"source": "slack", "ref": f"{form.get('team_id')}:{form.get('user_id')}"}
-    new = await runs.prepare(found.plans, who, workflow, input=given, trigger=source)
+    if not form.get("trigger_id"):
+        raise Invalid("`trigger_id` is missing: without it a repetition cannot be told from a second command")
+    user = f"{form.get('team_id')}:{form.get('user_id')}"
+    command = form.get("command", "")
+    context = triggers.context_of(
+        "slack", user, Initiator.USER, user=form.get("user_name") or user,
+        metadata={**about, "command": command, "channel": form.get("channel_id")},
+        external_event={"event_type": command, "source": "slack", "event_id": form.get("trigger_id")},
+    )  # fmt: skip
+    new = await runs.prepare(found.plans, who, workflow, input=given, trigger=context)
 
     async def work(tx: Tx) -> Answer:
-        if runs.starts_in_queue(new.plan):
-            await runs.start_many(tx, found.database, who, [new])
-        else:
-            await runs.start_waiting(tx, found.database, who, new)
+        await runs.start(tx, found.database, who, new)
         return Answer(200, dump({"text": f"Started *{escape(workflow)}*: run `{new.id}`", "run_id": new.id}), new.id)
 
     key = f"slack:{form.get('team_id')}:{form.get('trigger_id')}"
-    digest = idempotency.Request.hash_of(form.get("user_id", ""), form.get("text", ""))
+    digest = idempotency.Request.hash_of(form.get("user_id", ""), command, form.get("text", ""))
     asked = idempotency.Request(who.tenant_id, key, "slack", digest)
     answer = await idempotency.once(found.database, asked, work, problem_answer)
     said: dict[str, Any] = orjson.loads(answer.body)
     return said if answer.status == 200 else {"text": escape(str(said.get("detail")))}
+
+
+async def _triggered(found: Services, form: dict[str, str]) -> tuple[Principal, Trigger] | None:
+    """A command of somebody's own, in the one tenant of the speaker's that has it."""
+    command = form.get("command", "")
+    if command in ("", OWN_COMMAND):
+        return None
+    people = await _people(found, form.get("team_id", ""), form.get("user_id", ""))
+    has = [(p, t) for p in people if (t := await triggers.of_command(found.database, p.tenant_id, command))]
+    if len(has) > 1:
+        names = ", ".join(person.tenant for person, _ in has)
+        raise Invalid(f"{command} stands for something in each of your tenants ({names}); give them other names")
+    return has[0] if has else None
+
+
+async def _pull(
+    found: Services, form: dict[str, str], words: list[str], who: Principal, trigger: Trigger
+) -> dict[str, Any]:
+    shown = ("text", "command", "user_id", "user_name", "channel_id", "channel_name", "team_id", "team_domain")
+    payload: dict[str, Any] = {name: form.get(name, "") for name in shown} | {"words": words}
+    event = Event("slack", form["command"], payload, id=form.get("trigger_id"))
+    try:
+        if (reason := trigger.ignores(event)) is not None:
+            return {"text": f"Nothing to do: {escape(reason, 500)}"}
+        given = trigger.input_for(event)
+    except Unfit as error:
+        raise Invalid(str(error), code="TRIGGER_UNFIT") from None
+    return await _start(found, who, form, trigger.workflow, given, trigger=trigger.name)
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -347,19 +389,20 @@ async def unmap_user(team_id: str, user_id: str, request: Request, found: Svc, w
 
 
 def user_view(row: Row) -> dict[str, Any]:
-    return {column: row[column] for column in ("team_id", "user_id", "key_id", "name", "role", "created_at")}
+    columns = ("team_id", "user_id", "key_id", "name", "role", "created_at", "revoked_at")
+    return {column: row[column] for column in columns}
 
 
 # ---------------------------------------------------------------- which channel is told
 
 
-@router.put("/api/slack/channel", response_model=dict[str, str | None])
+@router.put("/api/slack/channel", response_model=TenantChannel)
 async def use_channel(body: SlackChannel, request: Request, found: Svc, who: Who) -> Response:
     """Post a tenant's approvals to this channel. One bot serves all tenants: only its operator says where it speaks."""
     return await _use_channel(found, who, request, body.tenant, body.channel)
 
 
-@router.delete("/api/slack/channel", response_model=dict[str, str | None])
+@router.delete("/api/slack/channel", response_model=TenantChannel)
 async def use_no_channel(request: Request, found: Svc, who: Who, tenant: str | None = None) -> Response:
     return await _use_channel(found, who, request, tenant, None)
 

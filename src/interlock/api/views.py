@@ -6,13 +6,17 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import orjson
 
+from interlock.api.context import context_of
 from interlock.engine.jobs import Standing
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
-from interlock.journal import Journal
-from interlock.lifecycle import RUN
+from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.flows import Flow
+from interlock.journal import Journal, StepFold
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
+from interlock.wire import Initiator
 
 _RUN_COLUMNS = (
     "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "session_id", "job_id",
@@ -22,11 +26,18 @@ _RUN_COLUMNS = (
 
 def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _RUN_COLUMNS}
-    view |= {column: _json(row[column]) for column in ("input", "result", "error", "trigger")}
+    view |= {column: _json(row[column]) for column in ("input", "result", "error")}
+    view["trigger"] = trigger_view(_json(row["trigger"]), row["requested_by"])
     view["cost_usd"] = float(row["cost_usd"])
+    # Only where somebody looked: the heartbeat is the worker's, and not a column of the run.
+    view["last_heartbeat_at"] = row.get("last_heartbeat_at")
+    view["waiting_for"] = f"a worker with flow {row['awaits_flow']}" if row["awaits_flow"] else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["steps"] = step_views(journal)
+        view["compensation"] = [
+            _step_view(journal, fold) | {"undoes": fold.step.undoes} for fold in journal.compensation
+        ]
     return view
 
 
@@ -37,8 +48,9 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
     return view | {
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
-        "input": new.input, "result": None, "error": None, "trigger": new.trigger, "cost_usd": 0.0,
-        "steps": step_views(journal),
+        "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
+        "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None, "steps": step_views(journal),
+        "compensation": [],
     }  # fmt: skip
 
 
@@ -49,45 +61,70 @@ def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:
     return before, after
 
 
+def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
+    """How a run came to be. One that somebody asked for has their name by itself."""
+    somebody = {"initiator": Initiator.USER, "user": requested_by.rpartition(":")[0]}
+    return somebody | {"metadata": {}, "external_event": None} | trigger
+
+
 def step_views(journal: Journal) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
-            "key": key,
-            "index": fold.step.index,
-            "kind": fold.step.kind,
-            "tool": fold.step.tool,
-            "status": fold.status,
-            "attempt": fold.attempt,
-            "max_attempts": fold.step.retry.max_attempts,
-            "next_run_at": fold.next_run_at,
-            "last_error": fold.last_error,
-            "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
-            "output": _json(fold.output),
-            "cost_usd": fold.cost_usd,
-            "started_at": fold.started_at,
-            "completed_at": fold.completed_at,
-            "needs": list(fold.step.after),
-        }
-        for key, fold in journal.steps.items()
-    ]
+    return [_step_view(journal, fold) for fold in journal.steps.values()]
+
+
+def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
+    key = fold.step.key
+    return {
+        "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
+        "key": key,
+        "index": fold.step.index,
+        "kind": fold.step.kind,
+        "tool": fold.step.tool,
+        "status": fold.status,
+        "attempt": fold.attempt,
+        "max_attempts": fold.step.retry.max_attempts,
+        "next_run_at": fold.next_run_at,
+        "waits_for": fold.awaits if fold.status == StepState.WAITING_EXTERNAL else None,
+        "last_error": fold.last_error,
+        "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
+        "output": _json(fold.output),
+        "cost_usd": fold.cost_usd,
+        "resumable": fold.status in SETTLED_WELL,
+        "idempotent": fold.idempotent if fold.attempt or fold.step.tool is None else None,
+        "tokens": fold.tokens,
+        "started_at": fold.started_at,
+        "completed_at": fold.completed_at,
+        "duration_ms": fold.duration_ms,
+        "needs": list(fold.step.after),
+    }
 
 
 def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
     data = _json(row["data"]) or {}
+    context = context_of(row, data)
     if row["step"] is not None:
         data = {"step_key": row["step"], **data}
     if row["event"] is not None:
         data |= {"from_state": row["from_state"], "event": row["event"], "to_state": row["to_state"]}
+        if row["step"] is not None and row["to_state"] in STEP.terminal:
+            data["resumable"] = row["to_state"] in SETTLED_WELL
     if row["attempt"] is not None:
         data["attempt"] = row["attempt"]
     if row["output"] is not None:
         data["output"] = _json(row["output"])
-    data["actor"] = row["actor"]
+    data |= {"actor": row["actor"], "context": context}
     return {
         "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
         "data": data,
     }  # fmt: skip
+
+
+def outside_event_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "type", "correlation", "workspace_id", "received_at", "expires_at", "run_id", "consumed_at")
+    return {column: row[column] for column in columns} | {
+        "payload": _json(row["payload"]),
+        "step_key": row["step"],
+        "sent_by": row["sent_by"].partition(":")[0],
+    }
 
 
 def audit_view(row: Row) -> dict[str, Any]:
@@ -153,7 +190,8 @@ def usage_view(row: Row) -> dict[str, Any]:
         "tenant", "weight", "max_concurrency", "in_flight", "max_runs_per_min", "runs_this_minute", "runs_waiting",
         "max_writes_per_run", "ready",
     )  # fmt: skip
-    return {"tenant_id": row["id"]} | {column: row[column] for column in columns}
+    capped = orjson.loads(row["workflows"] or "[]")
+    return {"tenant_id": row["id"]} | {column: row[column] for column in columns} | {"workflows": capped}
 
 
 def secret_view(row: Row) -> dict[str, Any]:
@@ -230,6 +268,30 @@ def progress_view(row: Row, standing: Standing, now: datetime) -> dict[str, Any]
 def tool_view(tool: Tool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
+
+
+def flow_view(flow: Flow) -> dict[str, Any]:
+    return {
+        "name": flow.name, "version": flow.version, "description": flow.description, "retired": flow.is_retired,
+    }  # fmt: skip
+
+
+def trigger_definition_view(row: Row, tenant: str) -> dict[str, Any]:
+    columns = ("name", "kind", "workflow", "workspace_id", "digest", "created_at", "updated_at")
+    path = {"github": f"/api/hooks/github/{row['name']}", "slack": "/api/hooks/slack/commands"}.get(
+        row["kind"], f"/api/hooks/{row['name']}"
+    )
+    if row["kind"] != "slack" and tenant != DEFAULT_TENANT:
+        path += f"?tenant={tenant}"
+    return {column: row[column] for column in columns} | {"path": path, "acts_as": row["key_name"]}
+
+
+def schedule_view(row: Row) -> dict[str, Any]:
+    columns = (
+        "name", "cron", "timezone", "workflow", "missed", "workspace_id", "next_at", "paused_at", "paused_why",
+        "last_slot", "last_run_id", "created_at",
+    )  # fmt: skip
+    return {column: row[column] for column in columns} | {"input": _json(row["input"]), "acts_as": row["key_name"]}
 
 
 def _json(text: str | None) -> Any:

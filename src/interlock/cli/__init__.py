@@ -11,14 +11,19 @@ from interlock.cli import (
     admin,
     approvals,
     audit,
+    events,
     evidence,
     grants,
     jobs,
     policies,
     receipts,
     runs,
+    schedules,
     secrets,
     serve,
+    slack,
+    triggers,
+    webhooks,
     workers,
     workflows,
 )
@@ -63,13 +68,18 @@ app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
 app.add_typer(jobs.app, name="job")
 app.add_typer(workers.app, name="worker")
+app.add_typer(events.app, name="event")
 app.add_typer(approvals.app, name="approval")
+app.add_typer(triggers.app, name="trigger")
+app.add_typer(schedules.app, name="schedule")
 app.add_typer(policies.app, name="policy")
 app.add_typer(receipts.app, name="receipt")
 app.add_typer(grants.app, name="grant")
 app.add_typer(audit.app, name="audit")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(secrets.app, name="secret")
+app.add_typer(webhooks.app, name="webhook")
+app.add_typer(slack.app, name="slack")
 admin.register(app)
 app.add_typer(admin.keys, name="key")
 app.add_typer(admin.tenants, name="tenant")

@@ -77,13 +77,14 @@ def list_runs(
     ctx: typer.Context,
     status: Annotated[RunState | None, typer.Option(help="Only runs in this state.")] = None,
     workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
+    parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run started.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
     with connect(ctx) as client:
-        page = client.runs(status=status, workflow=workflow, limit=limit, cursor=cursor)
+        page = client.runs(status=status, workflow=workflow, parent=parent, limit=limit, cursor=cursor)
     show.print_page(page, show.RUNS, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.environment import read_settings
 from interlock.cli.outcome import example
 
 app = typer.Typer(
@@ -64,3 +65,20 @@ def delete(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
     with connect(ctx) as client:
         secret = client.delete_secret(name)
     show.print_view(secret, lambda: f"deleted {secret.name}", as_json=as_json)
+
+
+@app.command("rotate-key", epilog=example("interlock secret rotate-key"))
+def rotate_key(as_json: Json = False) -> None:
+    """Encrypt all secrets with a new key, webhooks' too, on the machine whose data directory has it.
+
+    Running processes take it up by themselves; the old keys are kept. If the key stands in INTERLOCK_SECRETS_KEY, put
+    a new one before it everywhere first: then all secrets are encrypted with that one.
+    """
+    settings = read_settings()
+    from interlock import main
+
+    count = main.rotate_secrets_key(settings)
+    if as_json:
+        show.print_json({"secrets": count})
+    else:
+        show.console().print(f"{count} secrets are encrypted with the new key")

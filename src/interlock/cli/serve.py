@@ -1,4 +1,4 @@
-"""The commands that are Interlock itself: up, supervise, demo, tools, db."""
+"""The commands that are Interlock itself: up, supervise, demo, tools, flows, db."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     )(supervise)
     app.command(epilog=example("interlock demo", "interlock demo --yes"))(demo)
     app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock tools"))(tools)
+    app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock flows"))(flows)
     app.add_typer(db, name="db")
 
 
@@ -88,6 +89,17 @@ def tools(as_json: Json = False) -> None:
 
     found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
     show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
+
+
+def flows(as_json: Json = False) -> None:
+    """List the Python flows that INTERLOCK_TOOLS names, with their versions, as a worker here would load them."""
+    from interlock.wire import Flow, Page
+
+    found = [
+        Flow(name=flow.name, version=flow.version, description=flow.description, retired=flow.is_retired)
+        for flow in tools_here().flows.all()
+    ]
+    show.print_page(Page[Flow](items=found), show.FLOWS, as_json=as_json)
 
 
 @db.command(epilog=example("interlock db migrate"))

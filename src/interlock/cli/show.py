@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from interlock.wire import (
+        Compensation,
         Event,
+        Flow,
         Job,
         Key,
+        OutsideEvent,
         Page,
         Run,
         StateChange,
@@ -220,7 +223,7 @@ RUNS: "Columns[Run]" = {
     "id": lambda run: run.id,
     "workflow": lambda run: visible(f"{run.workflow}@{run.workflow_version}"),
     "status": lambda run: word(run.status),
-    "reason": lambda run: run.reason or "",
+    "reason": lambda run: run.reason or visible(run.waiting_for or ""),
     "created": lambda run: moment(run.created_at),
     "took": lambda run: took(run.started_at, run.completed_at),
 }
@@ -235,10 +238,19 @@ STEPS: "Columns[Step]" = {
 }
 
 
+COMPENSATION: "Columns[Compensation]" = {
+    "undo": lambda step: visible(step.undoes),
+    **{name: STEPS[name] for name in ("does", "status", "attempt", "took", "note")},
+}
+
+
 def note(step: "Step") -> str:
     if step.retrying:
         at = f"retrying at {clock(step.next_run_at)}" if step.next_run_at else "retrying"
         return f"{at}: {brief(step.last_error)}" if step.last_error else at
+    if (awaited := step.waits_for) is not None:
+        until = f" until {moment(datetime.fromisoformat(awaited['timeout_at']))}" if awaited.get("timeout_at") else ""
+        return f"waits for {cell(awaited['event'])} {cell(awaited['correlation'])}{until}"
     return brief(step.last_error) if step.status not in SETTLED_WELL else ""
 
 
@@ -247,16 +259,25 @@ def run_page(run: "Run") -> RenderableType:
         run=run.id,
         workflow=visible(f"{run.workflow}@{run.workflow_version}"),
         status=_status(run),
+        waiting_for=Text(visible(run.waiting_for), style="yellow") if run.waiting_for else None,
         error=Text(brief(run.error), style="red") if run.error else None,
         trigger=visible(" ".join(filter(None, (run.trigger.source, run.trigger.ref)))),
         created=moment(run.created_at),
         took=took(run.started_at, run.completed_at),
         cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
         resumed_from=run.resumed_from,
+        parent=run.parent_run_id,
+        resumed=f"{run.resume_count} times" if run.resume_count > 1 else "once" if run.resume_count else None,
+        heartbeat=moment(run.last_heartbeat_at),
         input=cell(run.input) if run.input else None,
         result=cell(run.result) if run.result is not None else None,
     )
-    return Group(head, "", table(run.steps, STEPS)) if run.steps else head
+    parts: list[RenderableType] = [head]
+    if run.steps:
+        parts += ["", table(run.steps, STEPS)]
+    if run.compensation:
+        parts += ["", table(run.compensation, COMPENSATION)]
+    return Group(*parts)
 
 
 def _status(run: "Run") -> Text:
@@ -271,6 +292,7 @@ def event_line(event: "Event") -> str:
 def _what(data: Mapping[str, Any]) -> str:
     """`review: running → waiting_approval  attempt=1`, or simply every field."""
     rest = {name: value for name, value in data.items() if value not in (None, "", {}, [])}
+    rest.pop("context", None)  # for programs; people have the actor
     step, source, target = rest.pop("step_key", None), rest.pop("from_state", None), rest.pop("to_state", None)
     move = f"{source} → {target}" if source and target else target or ""
     head = ": ".join(cell(part) for part in (step, move) if part)
@@ -294,6 +316,13 @@ TOOLS: "Columns[Tool]" = {
     "description": lambda tool: one_line(tool.description),
 }
 
+FLOWS: "Columns[Flow]" = {
+    "flow": lambda flow: visible(flow.name),
+    "version": lambda flow: visible(flow.version),
+    "new runs": lambda flow: "no, retired" if flow.retired else "yes",
+    "description": lambda flow: one_line(flow.description),
+}
+
 KEYS: "Columns[Key]" = {
     "id": lambda key: key.id,
     "name": lambda key: visible(key.name),
@@ -313,6 +342,17 @@ TENANTS: "Columns[Tenant]" = {
 }
 
 
+EVENTS: "Columns[OutsideEvent]" = {
+    "id": lambda event: visible(event.id),
+    "type": lambda event: visible(event.type),
+    "about": lambda event: visible(event.correlation),
+    "received": lambda event: moment(event.received_at),
+    "by": lambda event: visible(event.sent_by),
+    "run": lambda event: event.run_id or Text("waits for a step", style="yellow"),
+    "step": lambda event: visible(event.step_key or ""),
+    "expires": lambda event: moment(event.expires_at),
+}
+
 USAGE: "Columns[Usage]" = {
     "tenant": lambda usage: visible(usage.tenant),
     "in flight": lambda usage: _of(usage.in_flight, usage.max_concurrency),
@@ -321,6 +361,10 @@ USAGE: "Columns[Usage]" = {
     "waiting": lambda usage: str(usage.runs_waiting),
     "writes per run": lambda usage: _of(None, usage.max_writes_per_run),
     "weight": lambda usage: f"{usage.weight:g}",
+    "capped workflows": lambda usage: ", ".join(
+        f"{visible(found.workflow)} {_of(found.in_flight, found.max_concurrency)}, {found.waiting} waiting"
+        for found in usage.workflows
+    ),
 }
 
 SECRETS: "Columns[StoredSecret]" = {

@@ -18,8 +18,10 @@ from interlock.wire import (
     ChangeTenant,
     Decide,
     Decided,
+    Delivery,
     Evaluate,
     Event,
+    Flow,
     Grant,
     Health,
     Job,
@@ -29,10 +31,14 @@ from interlock.wire import (
     NewGrant,
     NewJob,
     NewKey,
+    NewSchedule,
+    NewSlackUser,
     NewTenant,
     NewTrigger,
+    NewWebhook,
     NewWorker,
     Order,
+    OutsideEvent,
     Page,
     Policy,
     PolicyDecision,
@@ -40,15 +46,26 @@ from interlock.wire import (
     ResolveReceipt,
     Role,
     Run,
+    Schedule,
+    SendEvent,
+    SentEvent,
     SigningKey,
+    SlackChannel,
+    SlackUser,
     StartRun,
     Stop,
     StoredSecret,
+    StoredTrigger,
     Supervisor,
     Tenant,
+    TenantChannel,
+    TestTrigger,
     Tool,
+    Tried,
     Usage,
     VerifyAudit,
+    Webhook,
+    WebhookEvent,
     Worker,
     Workflow,
 )
@@ -97,11 +114,14 @@ class Api:
         *,
         status: RunState | str | None = None,
         workflow: str | None = None,
+        parent: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Call[Page[Run]]:
-        """A page of runs, newest first, without their steps."""
-        return get("/api/runs", Page[Run], status=status, workflow=workflow, limit=limit, cursor=cursor)
+        """A page of runs, newest first, without their steps; with `parent` those that it started."""
+        return get(
+            "/api/runs", Page[Run], status=status, workflow=workflow, parent_run_id=parent, limit=limit, cursor=cursor
+        )
 
     @endpoint
     def approve(self, run_id: str, *, reason: str | None = None) -> Call[Run]:
@@ -127,6 +147,30 @@ class Api:
     def events(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Call[Page[Event]]:
         """The events that follow number `after`; while there is a `next_cursor`, more follow the last of them."""
         return get(at("/api/runs/{}/events", run_id), Page[Event], after=after, limit=limit)
+
+    # ------------------------------------------------------------ events from outside
+
+    @endpoint
+    def send_event(self, type: str, correlation: str, payload: Any = None, *, id: str | None = None) -> Call[SentEvent]:
+        """Tell what happened outside, to the step that waits for it or will. The same `id` again is the same event."""
+        body = SendEvent(type=type, correlation=correlation, payload={} if payload is None else payload, id=id)
+        return post("/api/events", SentEvent, body)
+
+    @endpoint
+    def outside_events(
+        self,
+        *,
+        type: str | None = None,
+        correlation: str | None = None,
+        matched: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Call[Page[OutsideEvent]]:
+        """Events that were sent, newest first, until their time is over."""
+        return get(
+            "/api/events", Page[OutsideEvent], type=type, correlation=correlation, matched=matched, limit=limit,
+            cursor=cursor,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ approvals
 
@@ -317,6 +361,85 @@ class Api:
         """The tools that the server knows."""
         return get("/api/tools", Page[Tool])
 
+    @endpoint
+    def flows(self) -> Call[Page[Flow]]:
+        """The Python flows that the server has, with their versions."""
+        return get("/api/flows", Page[Flow])
+
+    # ------------------------------------------------------------ triggers and schedules
+
+    @endpoint
+    def apply_trigger(self, text: str) -> Call[StoredTrigger]:
+        """Apply a trigger from its YAML; one of the same name is replaced. It acts with this client's key."""
+        return send_text("/api/triggers", StoredTrigger, text.encode(), "application/yaml")
+
+    @endpoint
+    def triggers(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[StoredTrigger]]:
+        return get("/api/triggers", Page[StoredTrigger], limit=limit, cursor=cursor)
+
+    @endpoint
+    def trigger(self, name: str) -> Call[StoredTrigger]:
+        """A trigger with its source."""
+        return get(at("/api/triggers/{}", name), StoredTrigger)
+
+    @endpoint
+    def delete_trigger(self, name: str) -> Call[StoredTrigger]:
+        return delete(at("/api/triggers/{}", name), StoredTrigger)
+
+    @endpoint
+    def test_trigger(
+        self, name: str, payload: Any, *, event: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Call[Tried]:
+        """What an event would start, and with which input. Nothing is started."""
+        body = TestTrigger(payload=payload, event=event, headers=dict(headers or {}))
+        return post(at("/api/triggers/{}/test", name), Tried, body)
+
+    @endpoint
+    def create_schedule(
+        self,
+        name: str,
+        cron: str,
+        workflow: str,
+        input: Mapping[str, Any] | None = None,
+        *,
+        timezone: str = "UTC",
+        missed: Literal["skip", "last", "all"] = "last",
+    ) -> Call[Schedule]:
+        """A run for each slot of a cron expression. It acts with this client's key.
+
+        `missed` says what becomes of slots that passed while nothing ran: none of them, the last one, or all.
+        """
+        body = NewSchedule(
+            name=name, cron=cron, workflow=workflow, input=dict(input or {}), timezone=timezone, missed=missed
+        )
+        return post("/api/schedules", Schedule, body)
+
+    @endpoint
+    def schedules(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Schedule]]:
+        return get("/api/schedules", Page[Schedule], limit=limit, cursor=cursor)
+
+    @endpoint
+    def schedule(self, name: str) -> Call[Schedule]:
+        return get(at("/api/schedules/{}", name), Schedule)
+
+    @endpoint
+    def pause_schedule(self, name: str) -> Call[Schedule]:
+        return post(at("/api/schedules/{}/pause", name), Schedule)
+
+    @endpoint
+    def resume_schedule(self, name: str) -> Call[Schedule]:
+        """From now on; the slots of the pause are not made up for. If its key was revoked, this one takes its place."""
+        return post(at("/api/schedules/{}/resume", name), Schedule)
+
+    @endpoint
+    def run_schedule(self, name: str) -> Call[Run]:
+        """A run at once, besides the slots."""
+        return post(at("/api/schedules/{}/run", name), Run)
+
+    @endpoint
+    def delete_schedule(self, name: str) -> Call[Schedule]:
+        return delete(at("/api/schedules/{}", name), Schedule)
+
     # ------------------------------------------------------------ tenants, keys, workers
 
     @endpoint
@@ -369,6 +492,66 @@ class Api:
     @endpoint
     def delete_secret(self, name: str) -> Call[StoredSecret]:
         return delete(at("/api/secrets/{}", name), StoredSecret)
+
+    # ------------------------------------------------------------ webhooks and Slack
+
+    @endpoint
+    def add_webhook(self, url: str, events: Iterable[WebhookEvent | str] | None = None) -> Call[Webhook]:
+        """Have messages sent to a URL. The secret that verifies their signature is in this answer and never again."""
+        told = {} if events is None else {"events": list(events)}
+        return post("/api/webhooks", Webhook, NewWebhook.model_validate({"url": url, **told}))
+
+    @endpoint
+    def webhooks(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Webhook]]:
+        return get("/api/webhooks", Page[Webhook], limit=limit, cursor=cursor)
+
+    @endpoint
+    def webhook(self, webhook_id: str) -> Call[Webhook]:
+        return get(at("/api/webhooks/{}", webhook_id), Webhook)
+
+    @endpoint
+    def deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> Call[Page[Delivery]]:
+        """What was sent to a webhook in the last 30 days, and what waits. Newest first."""
+        return get(at("/api/webhooks/{}/deliveries", webhook_id), Page[Delivery], limit=limit, cursor=cursor)
+
+    @endpoint
+    def test_webhook(self, webhook_id: str) -> Call[Delivery]:
+        """Send a webhook a message of type `webhook.test`; its deliveries tell what became of it."""
+        return post(at("/api/webhooks/{}/test", webhook_id), Delivery)
+
+    @endpoint
+    def enable_webhook(self, webhook_id: str) -> Call[Webhook]:
+        """Switch one on again that kept failing. What it missed is not sent."""
+        return post(at("/api/webhooks/{}/enable", webhook_id), Webhook)
+
+    @endpoint
+    def remove_webhook(self, webhook_id: str) -> Call[Webhook]:
+        """Send it nothing any more, also nothing that waits."""
+        return delete(at("/api/webhooks/{}", webhook_id), Webhook)
+
+    @endpoint
+    def link_slack_user(self, team_id: str, user_id: str, key_id: str) -> Call[SlackUser]:
+        """Say with whose key a Slack user acts. Saying it again replaces it."""
+        body = NewSlackUser.model_validate({"team_id": team_id, "user_id": user_id, "key_id": key_id})
+        return post("/api/slack/users", SlackUser, body)
+
+    @endpoint
+    def slack_users(self) -> Call[Page[SlackUser]]:
+        return get("/api/slack/users", Page[SlackUser])
+
+    @endpoint
+    def unlink_slack_user(self, team_id: str, user_id: str) -> Call[SlackUser]:
+        return delete(at("/api/slack/users/{}/{}", team_id, user_id), SlackUser)
+
+    @endpoint
+    def use_slack_channel(self, channel: str | None, *, tenant: str | None = None) -> Call[TenantChannel]:
+        """Post a tenant's approvals to this channel; None: to no channel. For admins of the default tenant."""
+        if channel is None:
+            return replace(delete("/api/slack/channel", TenantChannel), query={"tenant": tenant} if tenant else {})
+        content = SlackChannel(channel=channel, tenant=tenant).model_dump_json(exclude_none=True).encode()
+        return send_text("/api/slack/channel", TenantChannel, content, "application/json", method="PUT")
 
     # ------------------------------------------------------------ keys and workers
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from interlock.definition.expression import FUNCTIONS, MACROS, ROOTS, Expression, Secret, Template
 from interlock.definition.fault import Faults, Path, suggestion
-from interlock.definition.plan import Step
+from interlock.definition.plan import Step, StepKind
 
 Steps = Mapping[str, Step]
 
@@ -22,8 +22,10 @@ def check(by_key: Steps, faults: Faults) -> None:
         # Behind a cycle nobody stands before anybody; the cycle has its own fault.
         before = upstream.get(key, frozenset(by_key))
         for path, expression in expressions(step):
-            if check_steps(expression, path, step, by_key, before, faults):
-                check_names(expression, path, faults)
+            # What undoes a step comes after it, and sees what it returned.
+            undoes = path[2] == "compensate"
+            if check_steps(expression, path, step, by_key, before | {key} if undoes else before, faults):
+                check_names(expression, path, faults, (*ROOTS, "output") if undoes else ROOTS)
         for path in misplaced_secrets(step):
             faults.add(path, _SECRETS_GO)
 
@@ -76,11 +78,11 @@ def check_never_run(by_key: Steps, order: list[str], faults: Faults) -> None:
             faults.add((*_path(step), "needs"), f"`{step.key}` never runs: it needs `{lost}`, which is always skipped")
 
 
-def check_names(expression: Expression, path: Path, faults: Faults) -> None:
+def check_names(expression: Expression, path: Path, faults: Faults, known: tuple[str, ...] = ROOTS) -> None:
     if "secrets" in expression.names():
-        faults.add(path, _SECRETS_STAND if path[2] == "input" else _SECRETS_GO)
-    for name in sorted(expression.names() - {*ROOTS, "secrets"}):
-        faults.add(path, f"unknown name `{name}`" + (suggestion(name, ROOTS) or f"; known are {', '.join(ROOTS)}"))
+        faults.add(path, _SECRETS_STAND if "input" in path[2:4] else _SECRETS_GO)
+    for name in sorted(expression.names() - {*known, "secrets"}):
+        faults.add(path, f"unknown name `{name}`" + (suggestion(name, known) or f"; known are {', '.join(known)}"))
     for name in sorted(expression.functions() - FUNCTIONS - MACROS):
         faults.add(path, f"unknown function `{name}`{suggestion(name, FUNCTIONS | MACROS)}")
 
@@ -114,7 +116,7 @@ def expressions(step: Step) -> Iterator[tuple[Path, Expression]]:
 
 def misplaced_secrets(step: Step) -> Iterator[Path]:
     for where, template in _templates(step).items():
-        if template is not step.input:
+        if where[-1] != "input" or step.kind is StepKind.FLOW:
             yield from ((*where, *path) for path, leaf in template.leaves() if isinstance(leaf, Secret))
 
 
@@ -122,6 +124,12 @@ def _templates(step: Step) -> dict[Path, Template]:
     found = {(*_path(step), "input"): step.input}
     if step.duration is not None:
         found[(*_path(step), "wait", "duration")] = step.duration
+    if step.event is not None:
+        found[(*_path(step), "wait", "correlation")] = step.event.correlation
+        if step.event.timeout is not None:
+            found[(*_path(step), "wait", "timeout")] = step.event.timeout
+    if step.undo is not None:
+        found[(*_path(step), "compensate", "input")] = step.undo.input
     if step.gate is not None:
         found[(*_path(step), "approval", "summary")] = step.gate.summary
     return found

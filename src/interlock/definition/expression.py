@@ -74,11 +74,30 @@ class Scope:
     __slots__ = ("_context", "_roots", "_shown", "_steps", "_waiting")
 
     def __init__(self, input: Any, trigger: Any, run: Mapping[str, Any]) -> None:
-        self._roots = {"input": input, "trigger": trigger, "run": run}
+        self._roots: dict[str, Any] = {"input": input, "trigger": trigger, "run": run}
         self._steps: dict[str, tuple[str, Any]] = {}
         self._context: Any = None
         self._waiting: set[str] = set()  # roots that CEL does not hold yet
         self._shown: frozenset[str] | None = None  # steps that CEL holds now
+
+    @classmethod
+    def of(cls, **roots: Any) -> "Scope":
+        """What the expressions of something else than a run can see."""
+        scope = cls(None, None, {})
+        scope._roots = roots
+        return scope
+
+    def seeing(self, output: Any) -> "Scope":
+        """A scope of the same run in which `output` is what one step returned: for what undoes it."""
+        scope = Scope(None, None, {})
+        scope._roots = {**self._roots, "output": output}
+        scope._steps = self._steps
+        return scope
+
+    @property
+    def trigger(self) -> Mapping[str, Any]:
+        """What started the run."""
+        return self._roots["trigger"] or {}
 
     def settle(self, key: str, status: str, output: Any) -> None:
         self._steps[key] = (status, output)

@@ -15,7 +15,8 @@ from interlock.lifecycle import Term, Tier
 class StepKind(Term):
     TOOL = "tool", "Calls a tool."
     APPROVAL = "approval", "Asks people."
-    WAIT = "wait", "Lets time pass."
+    WAIT = "wait", "Lets time pass, or waits for an event from outside."
+    FLOW = "flow", "Runs another workflow or flow, and takes its result."
 
 
 class OnReject(Term):
@@ -24,9 +25,18 @@ class OnReject(Term):
     CONTINUE = "continue", "The refused step is skipped and the run goes on."
 
 
+class OnTimeout(Term):
+    FAIL = "fail", "The run fails."
+    CONTINUE = "continue", "The step ends without an output and the run goes on."
+
+
 EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
     {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 )
+
+
+# What the key of a step is continued with in the key of the step that undoes it: no id has a colon.
+UNDO = ":undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,16 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideEvent:
+    """What a step waits for: an event of this type about this one thing. Without a time-out it waits for ever."""
+
+    type: str
+    correlation: Template
+    timeout: Template | None
+    on_timeout: OnTimeout
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     key: str
     index: int
@@ -67,6 +87,16 @@ class Step:
     timeout: float | None
     gate: Gate | None
     duration: Template | None
+    event: OutsideEvent | None = None
+    # The step that undoes this one, and in that step the key of the one it undoes.
+    undo: "Step | None" = None
+    undoes: str | None = None
+    # Of a step that runs another workflow: which, and in which version if not the current one.
+    workflow: str | None = None
+    version: int | None = None
+    # Of a flow's step: where in the flow it is asked for, and a digest of all that is asked.
+    place: str | None = None
+    digest: str | None = None
     # The label of the workers that may do it.
     runs_on: str | None = None
 
@@ -89,10 +119,13 @@ class Plan:
     digest: str
     # Stricter than the tenant's, never looser.
     max_writes_per_run: int | None = field(default=None, compare=False)
+    # The most of its runs in flight, within what the tenant may have.
+    max_concurrency: int | None = field(default=None, compare=False)
+    # The version of the Python flow that says what the steps are; then there are none here.
+    flow: str | None = field(default=None, compare=False)
     by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)
-    labels: frozenset[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         successors: dict[str, list[str]] = {step.key: [] for step in self.steps}
@@ -104,13 +137,18 @@ class Plan:
         put = object.__setattr__
         put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
         put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
-        put(self, "labels", frozenset(step.runs_on for step in self.steps if step.runs_on is not None))
-        put(self, "is_sequence", all(step.follows == before.key for step, before in in_order))
+        put(self, "is_sequence", self.flow is None and all(step.follows == before.key for step, before in in_order))
+
+    @property
+    def awaited(self) -> str:
+        """A flow with its version, as runs that wait for it to be deployed name it."""
+        return f"{self.name}@{self.flow}"
 
     @property
     def tools(self) -> tuple[str, ...]:
         """Each once, in the order of their first use."""
-        return tuple(dict.fromkeys(step.tool for step in self.steps if step.tool is not None))
+        called = (made for step in self.steps for made in (step, step.undo) if made is not None)
+        return tuple(dict.fromkeys(step.tool for step in called if step.tool is not None))
 
 
 def digest_of(source: Mapping[str, Any]) -> str:

@@ -9,8 +9,21 @@ import orjson
 
 from interlock.definition import document
 from interlock.definition.checks import check
+from interlock.definition.expression import Template
 from interlock.definition.fault import Fault, Faults, Path, TooManyFaults, described
-from interlock.definition.plan import EXPIRES_IN, Gate, OnReject, Plan, Retry, Step, StepKind, digest_of
+from interlock.definition.plan import (
+    EXPIRES_IN,
+    UNDO,
+    Gate,
+    OnReject,
+    OnTimeout,
+    OutsideEvent,
+    Plan,
+    Retry,
+    Step,
+    StepKind,
+    digest_of,
+)
 from interlock.definition.section import NOTHING, Section
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
@@ -23,14 +36,29 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _LABEL = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
+_EVENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}")
 
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
-_TOOL_ONLY = ("input", "retry", "timeout", "runs_on")
+_WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
+_TOOL_ONLY = ("retry", "timeout", "compensate", "runs_on")
+_WAIT_ONLY = ("on_timeout",)
 _KINDS = tuple(StepKind)
+_ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
-_LATER = ("compensate", "flow")
-_LATER_WAIT = ("event", "correlation", "timeout")
+_WAITS = "{duration: 5m} or {event: bank.settled, correlation: ch_1}"
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def is_label(text: str) -> bool:
+    return _LABEL.fullmatch(text) is not None
+
+
+def is_event_type(text: str) -> bool:
+    return _EVENT.fullmatch(text) is not None
 
 
 def parse(text: str | bytes, file: str = "workflow") -> Plan:
@@ -66,25 +94,27 @@ def _plan(value: Any, faults: Faults) -> Plan:
         raise DefinitionInvalid(faults.sorted())
     source = _normalised(value)
     top = Section(source, (), faults)
-    top.only(_TOP, later=_LATER)
+    top.only(_TOP)
     name = _identifier(top, "name", _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter")
     steps = _steps(top)
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
-    max_writes_per_run = _max_writes_per_run(top)
+    caps = _caps(top)
     check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
     return Plan(
-        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), max_writes_per_run
+        name, description, on_reject, timeout, tuple(steps.values()), source, digest_of(source), *caps
     )  # fmt: skip
 
 
-def _max_writes_per_run(top: Section) -> int | None:
-    caps = top.section("caps", "{max_writes_per_run: 10}")
-    caps.only(("max_writes_per_run",))
-    return caps.integer("max_writes_per_run", 0, 1, 1_000_000) or None
+def _caps(top: Section) -> tuple[int | None, int | None]:
+    names = ("max_writes_per_run", "max_concurrency")
+    caps = top.section("caps", "{max_concurrency: 5, max_writes_per_run: 10}")
+    caps.only(names)
+    writes, runs = (caps.integer(name, 0, 1, 1_000_000) or None for name in names)
+    return writes, runs
 
 
 def _normalised(value: dict[str, Any]) -> dict[str, Any]:
@@ -137,34 +167,41 @@ def _steps(top: Section) -> dict[str, Step]:
 
 def _step(section: Section, index: int, follows: str | None) -> Step:
     kind = _kind(section)
-    section.only((*_EVERY_STEP, *_KINDS, *_TOOL_ONLY), later=_LATER)
-    if kind is not StepKind.TOOL:
-        for key in _TOOL_ONLY:
+    section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY, *_WAIT_ONLY))
+    if kind not in _WITH_INPUT and section.has("input"):
+        section.fault("input", f"only a tool or a flow takes `input`, and this is a step of kind {kind}")
+    for owner, keys in ((StepKind.TOOL, _TOOL_ONLY), (StepKind.WAIT, _WAIT_ONLY)):
+        for key in keys if kind is not owner else ():
             if section.has(key):
-                section.fault(key, f"only a tool step has `{key}`, and this is a step of kind {kind}")
+                section.fault(key, f"only a {owner} step has `{key}`, and this is a step of kind {kind}")
+    wait = _wait(section) if kind is StepKind.WAIT else None
+    key = _identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter")
     return Step(
-        key=_identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter"),
+        key=key,
         index=index,
         kind=kind,
         needs=_needs(section),
         follows=None if "needs" in section.value else follows,
         when=section.condition("when"),
         tool=_tool(section) if kind is StepKind.TOOL else None,
-        input=_input(section) if kind is StepKind.TOOL else NOTHING,
+        input=_input(section) if kind in _WITH_INPUT else NOTHING,
         retry=_retry(section) if kind is StepKind.TOOL else _DEFAULTS,
         timeout=section.duration("timeout", 0.0, above_zero=True) or None if kind is StepKind.TOOL else None,
         gate=_gate(section) if kind is StepKind.APPROVAL else None,
-        duration=_duration(section) if kind is StepKind.WAIT else None,
+        duration=_duration(section, wait) if wait and "event" not in wait.value else None,
+        event=_event(section, wait) if wait and "event" in wait.value else None,
+        undo=_undo(section, key, index) if kind is StepKind.TOOL and section.has("compensate") else None,
+        workflow=_workflow(section) if kind is StepKind.FLOW else None,
         runs_on=_runs_on(section) if kind is StepKind.TOOL else None,
     )
 
 
 def _kind(section: Section) -> StepKind:
     kinds = [kind for kind in _KINDS if kind in section.value]
-    if not kinds and "flow" not in section.value:
-        section.faults.add(section.path, "it does nothing; give it one of tool, approval or wait")
+    if not kinds:
+        section.faults.add(section.path, f"it does nothing; give it one of {_ONE_OF}")
     elif len(kinds) > 1:
-        section.fault(kinds[1], f"a step is one of tool, approval or wait; this one is {' and '.join(kinds)}")
+        section.fault(kinds[1], f"a step is one of {_ONE_OF}; this one is {' and '.join(kinds)}")
     return kinds[0] if kinds else StepKind.TOOL
 
 
@@ -191,9 +228,16 @@ def _runs_on(section: Section) -> str | None:
     if not section.has("runs_on"):
         return None
     label = section.text("runs_on")
-    if isinstance(section.value["runs_on"], str) and not _LABEL.fullmatch(label):
+    if isinstance(section.value["runs_on"], str) and not is_label(label):
         section.fault("runs_on", f"expected the label of a worker such as gpu, found {label[:120]!r}")
     return label
+
+
+def _workflow(section: Section) -> str:
+    workflow = section.text("flow") if section.has("flow") else ""
+    if not is_name(workflow) and isinstance(section.value["flow"], str | None):
+        section.fault("flow", f"expected the name of a workflow or a flow, found {described(section.value['flow'])}")
+    return workflow
 
 
 def _input(section: Section) -> Any:
@@ -244,15 +288,69 @@ def _gate(section: Section) -> Gate:
     )
 
 
-def _duration(section: Section) -> Any:
-    wait = section.section("wait", "{duration: 5m}")
-    event = "event" in wait.value
-    wait.only(("duration",), later=_LATER_WAIT if event else ())
+def _wait(section: Section) -> Section:
+    wait = section.section("wait", _WAITS)
+    if "event" in wait.value:
+        wait.only(("event", "correlation", "timeout", *_WAIT_ONLY))
+        if "on_timeout" in wait.value:
+            wait.fault("on_timeout", "it stands beside `wait`, not in it")
+    elif section.has("on_timeout"):
+        section.fault("on_timeout", "a wait for a duration has no time-out; write {event: …, timeout: 1h}")
+    return wait
+
+
+def _duration(section: Section, wait: Section) -> Template:
+    wait.only(("duration",))
     if not wait.has("duration"):
-        if not event and isinstance(section.value["wait"], dict | NoneType):
-            wait.fault("duration", "`duration` is missing; write {duration: 5m}")
+        if isinstance(section.value["wait"], dict | NoneType):
+            wait.fault("duration", f"`duration` is missing; write {_WAITS}")
         return NOTHING
-    duration = wait.template("duration", None)
-    if duration.is_constant and "${" not in str(wait.value["duration"]):
-        wait.duration("duration", 0.0)
-    return duration
+    return _span(wait, "duration")
+
+
+def _event(section: Section, wait: Section) -> OutsideEvent:
+    type = wait.text("event")
+    if (type or not wait.has("event")) and not is_event_type(type):
+        wait.fault("event", f"expected the type of an event such as bank.settled, found {type[:120]!r}")
+    if not wait.has("correlation"):
+        wait.fault("correlation", '`correlation` is missing; say what the event is about, such as "${input.charge}"')
+    if section.has("on_timeout") and not wait.has("timeout"):
+        section.fault("on_timeout", "without `timeout` in `wait` there is none")
+    return OutsideEvent(
+        type=type,
+        correlation=wait.template("correlation", None),
+        timeout=_span(wait, "timeout", above_zero=True) if wait.has("timeout") else None,
+        on_timeout=section.choice("on_timeout", OnTimeout, OnTimeout.FAIL),
+    )
+
+
+def _span(section: Section, key: str, *, above_zero: bool = False) -> Template:
+    """A duration, or an expression that gives one."""
+    span = section.template(key, None)
+    if span.is_constant and "${" not in str(section.value[key]):
+        section.duration(key, 0.0, above_zero=above_zero)
+    return span
+
+
+def _undo(section: Section, key: str, index: int) -> Step:
+    undo = section.section("compensate", '{tool: shop.undo_refund, input: {refund: "${output.id}"}}')
+    undo.only(("tool", "input", "retry", "timeout"))
+    if "tool" not in undo.value and isinstance(section.value["compensate"], dict):
+        undo.fault("tool", "`tool` is missing; name the one that undoes this step")
+    return Step(
+        key=f"{key}{UNDO}",
+        index=index,
+        kind=StepKind.TOOL,
+        needs=(),
+        follows=None,
+        when=None,
+        tool=_tool(undo),
+        input=_input(undo),
+        retry=_retry(undo),
+        timeout=undo.duration("timeout", 0.0, above_zero=True) or None,
+        gate=None,
+        duration=None,
+        undoes=key,
+        # Where a step can be done it can be undone.
+        runs_on=_runs_on(section),
+    )

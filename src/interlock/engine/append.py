@@ -8,11 +8,12 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from interlock.engine import receipts
+from interlock.engine import children, receipts, waits
+from interlock.engine.children import Child
 from interlock.engine.leases import Me
-from interlock.engine.outside import open_approvals
+from interlock.engine.outside import open_approvals, withdraw
 from interlock.engine.receipts import Intent, Prior, Seal
-from interlock.journal import Ask, Entry, Leave, encode
+from interlock.journal import Ask, Awaited, Entry, Leave, encode
 from interlock.lifecycle import RunState
 from interlock.store.pool import UNSTORABLE, Database, Tx
 
@@ -27,21 +28,35 @@ class Lease:
     status: RunState
     workflow: str
     requested_by: str
-    # The side lane that it was claimed from, and the one that it goes to when it leaves: its job's, a label's, or none.
+    has_parent: bool = False
+    # The side lane that it was claimed from: its job's, a label's, or none.
     side_id: UUID | None = None
-    next_side: UUID | None = None
+    # Whether its workflow has a cap, so that its leaving lets another in.
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is committed with the entries that speak of it: questions to people, intents, and what became of them."""
+    """What is committed with the entries that speak of it: questions to people, intents, what became of them, runs.
+
+    `stops`: the run goes no further and undoes what it did; its row has to say so.
+    """
 
     asks: list[Ask] = field(default_factory=list)
     intents: list[Intent] = field(default_factory=list)
     seals: list[Seal] = field(default_factory=list)
+    awaits: list[Awaited] = field(default_factory=list)
+    stops: bool = False
+    children: list[Child] = field(default_factory=list)
+    # With a run's end, if it started others; with its leave, if its flow is not here.
+    stops_children: bool = False
+    undeployed: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.asks or self.intents or self.seals)
+        return bool(
+            self.asks or self.intents or self.seals or self.awaits or self.stops
+            or self.children or self.stops_children or self.undeployed
+        )  # fmt: skip
 
 
 NOTHING = Beside()
@@ -56,6 +71,8 @@ class Write:
     cost_usd: float = 0.0
     beside: "Beside" = field(default_factory=lambda: NOTHING)
     drained: list[int] = field(default_factory=list)
+    # The side lane that it leaves into, or none.
+    next_side: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +89,13 @@ REFUSED = Answer(False)
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
-    if any(w.beside or w.drained or _withdraws(w) for w in writes):
+    if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) or _tells_parent(w) for w in writes):
         async with connection.transaction():
             tx = Tx(connection)
+            if gaining := [w.lease.tenant_id for w in writes if _frees_a_place(w) or w.beside.children]:
+                await tx.fetch("keep_awake", gaining)
+            if any(w.beside.children for w in writes):
+                await tx.fetch("lock_lanes", [w.lease.tenant_id for w in writes if w.leave or w.beside.children])
             answers = await _append(tx, database, me, writes)
             return await _company(tx, database, me, writes, answers)
     return await _append(Tx(connection), database, me, writes)
@@ -82,7 +103,16 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
 
 def _withdraws(write: Write) -> bool:
     # An ended run's open questions are withdrawn with it. A success has none: each step is settled.
-    return write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+    ends = write.leave is not None and write.leave.status in (RunState.FAILED, RunState.CANCELED)
+    return ends or write.beside.stops
+
+
+def _frees_a_place(write: Write) -> bool:
+    return write.lease.capped and write.leave is not None and not write.leave.queue
+
+
+def _tells_parent(write: Write) -> bool:
+    return write.lease.has_parent and write.leave is not None and write.leave.reason is not None
 
 
 async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
@@ -91,16 +121,49 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await tx.fetch("drain_inbox", drained, me.id)
     if asks := [(w.lease.tenant_id, w.lease.run_id, w.lease.requested_by, ask) for w in kept for ask in w.beside.asks]:
         await open_approvals(tx, database, asks)
-    if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
-        await tx.fetch("cancel_approvals", database.clock(), withdrawn)
     if seals := [seal for w in kept for seal in w.beside.seals]:
         await receipts.seal(tx, database, seals)
-    if withdrawn:
-        await receipts.doubt(tx, withdrawn)
+        if released := [(s.releases, w.lease.run_id) for w in kept for s in w.beside.seals if s.releases is not None]:
+            await receipts.release(tx, released)
+    if waiting := [(w.lease.tenant_id, w.lease.run_id, awaited) for w in kept for awaited in w.beside.awaits]:
+        answers = await _begin_waits(tx, database, waiting, writes, answers)
+    if withdrawn := [w.lease.run_id for w in kept if _withdraws(w)]:
+        await withdraw(tx, database, withdrawn)
+    if stopped := [w.lease.run_id for w in kept if w.beside.stops]:
+        await tx.fetch("stop_runs", stopped, me.id)
+    if started := [child for w in kept for child in w.beside.children]:
+        await children.start(tx, database, started)
+    if ended := [w.lease.run_id for w in kept if _tells_parent(w)]:
+        await tx.fetch("tell_parents", database.clock(), ended)
+    if parents := [w.lease.run_id for w in kept if w.beside.stops_children]:
+        await tx.fetch("stop_children", database.clock(), parents)
+    if lacking := [(w.lease.run_id, w.beside.undeployed) for w in kept if w.beside.undeployed]:
+        await tx.fetch("await_flow", [run for run, _ in lacking], [flow for _, flow in lacking])
     if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
         in_the_way = await receipts.attempt(tx, database, intents)
         answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
+    if freed := [w.lease for w in kept if _frees_a_place(w)]:
+        await tx.fetch("let_in", [lease.tenant_id for lease in freed], [lease.workflow for lease in freed])
     return answers
+
+
+async def _begin_waits(
+    tx: Tx, database: Database, waiting: list[tuple[UUID, UUID, Awaited]], writes: list[Write], answers: list[Answer]
+) -> list[Answer]:
+    """What had come before goes to the inbox, like any word for a run that is held: its holder is told at once."""
+    came = await waits.begin(tx, database, waiting)
+    if not came:
+        return answers
+    words = [word for _, word in came]
+    await tx.fetch(
+        "post_events", database.clock(), [run_id for run_id, _ in came], [w.command for w in words],
+        [w.step for w in words], [w.actor for w in words], [encode(w.data) for w in words],
+    )  # fmt: skip
+    nudged = {run_id for run_id, _ in came}
+    return [
+        replace(answer, nudged=True) if write.lease.run_id in nudged else answer
+        for write, answer in zip(writes, answers, strict=True)
+    ]
 
 
 async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> list[Answer]:
@@ -117,7 +180,7 @@ async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> li
         [w.lease.status for w, _ in leaving], [v.status for _, v in leaving], [v.reason for _, v in leaving],
         [v.result for _, v in leaving], [v.error for _, v in leaving], [v.wake_at for _, v in leaving],
         [v.queue for _, v in leaving], [w.seq for w, _ in leaving], [w.cost_usd for w, _ in leaving],
-        [w.lease.side_id for w, _ in leaving], [w.lease.next_side for w, _ in leaving],
+        [w.lease.side_id for w, _ in leaving], [w.next_side for w, _ in leaving],
     )  # fmt: skip
     kept = {row["id"]: Answer(True, row["nudged"]) for row in rows}
     return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]

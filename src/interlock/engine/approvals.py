@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.outside import move_on, open_run, put_back, read_journal, say
+from interlock.engine.outside import open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
@@ -21,16 +21,23 @@ from interlock.telemetry import metrics
 async def decide(
     tx: Tx, database: Database, plans: Plans, principal: Principal, approval_id: UUID, *,
     approves: bool, reason: str | None = None, digest: str | None = None, found_out: dict[str, Any] | None = None,
+    whoever_said_it: bool = False,
 ) -> Row:  # fmt: skip
-    """Cast one vote; with the vote that was missing, the run moves in the same transaction."""
+    """Cast one vote; with the vote that was missing, the run moves in the same transaction.
+
+    A vote that decided and is cast again changes nothing. That of anybody else comes too late, also if it is the same;
+    unless the caller asked for the outcome, `whoever_said_it`.
+    """
     found = await _find(tx, principal, approval_id)
     run = await open_run(tx, database, plans, principal.tenant_id, found["run_id"], principal.workspace_id)
     approval = await tx.row("lock_approval", database.clock(), principal.tenant_id, approval_id)
     assert approval is not None
     state = ApprovalState(approval["status"])
     wanted = ApprovalState.APPROVED if approves else ApprovalState.REJECTED
-    if state == wanted and found_out is None:
-        await put_back(tx, run)  # said already, by this person or another: nothing changes
+    votes = [Vote(v["voter"], v["decision"] == "approved") for v in await votes_on(tx, [approval])]
+    said_it = whoever_said_it or any(vote.voter == principal.actor for vote in votes)
+    if state == wanted and found_out is None and said_it:
+        await put_back(tx, run)
         return approval
     _still_open(approval, "approve" if approves else "reject", digest)
     if approves and approval["kind"] == AskKind.IN_DOUBT and found_out is None:
@@ -39,7 +46,6 @@ async def decide(
             code="EFFECT_IN_DOUBT", receipt_id=str(approval["receipt_id"]),
         )  # fmt: skip
     question = question_of(approval)
-    votes = [Vote(v["voter"], v["decision"] == "approved") for v in await votes_on(tx, [approval])]
     refused = refusal(question, votes, principal.actor, principal.groups, approves=approves, reason=reason)
     if refused:
         raise _refused(refused)
@@ -47,12 +53,8 @@ async def decide(
     votes.append(Vote(principal.actor, approves))
     event = outcome(question, votes)
     if event is None:
-        if run.journal is not None:
-            data = {"approval_id": str(approval_id), "votes": len(votes)}
-            run.journal.note(EntryType.APPROVAL_VOTE, actor=principal.actor, step=approval["step"], data=data)
-            await move_on(tx, database, run)
-        else:
-            await put_back(tx, run)
+        about = {"type": EntryType.APPROVAL_VOTE, "approval_id": str(approval_id), "votes": len(votes)}
+        await say(tx, database, run, Word(Command.NOTE, principal.actor, about, step=approval["step"]))
         return approval
     return await _resolve(tx, database, run, approval, event, principal.actor, reason, found_out)
 
@@ -102,7 +104,8 @@ async def edit(
     if refused := refusal(question_of(approval), [], principal.actor, principal.groups, approves=False, reason=reason):
         raise _refused(refused)
     journal = run.journal or await read_journal(tx, plans, run.row)
-    given = journal.steps[approval["step"]].step.input.render(journal.scope) or {}
+    fold = journal.fold_of(approval["step"])
+    given = fold.step.input.render(journal.scope_of(fold)) or {}
     action, decision = await policies.judge_edit(run.row, approval, given, patch, run.now)
     if decision.answer == policy.Answer.DENY:
         raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")
@@ -221,7 +224,7 @@ async def approve_run(
     if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
     for approval in await listed(tx, principal, status=ApprovalState.REQUESTED, run_id=run_id):
-        await decide(tx, database, plans, principal, approval["id"], approves=True, reason=reason)
+        await decide(tx, database, plans, principal, approval["id"], approves=True, reason=reason, whoever_said_it=True)
 
 
 async def listed(
@@ -253,8 +256,14 @@ async def _find(tx: Tx | Database, principal: Principal, approval_id: UUID) -> R
 
 def _too_late(approval: Row, event: str) -> Conflict:
     metrics.refused.labels("approval", approval["status"], event).inc()
+    if approval["status"] == ApprovalState.EXPIRED:
+        # The same code whether or not a sweep came by meanwhile.
+        return Conflict(
+            f"nobody decided in time: it expired at {approval['expires_at']:%Y-%m-%d %H:%M:%S} UTC",
+            code="APPROVAL_EXPIRED", state=approval["status"], allowed=[],
+        )  # fmt: skip
     return Conflict(
-        f"the approval is {approval['status']} since {approval['resolved_at']:%Y-%m-%d %H:%M:%S} UTC",
+        f"the approval is already {approval['status']}, since {approval['resolved_at']:%Y-%m-%d %H:%M:%S} UTC",
         code="APPROVAL_DECIDED", state=approval["status"], allowed=[],
     )  # fmt: skip
 

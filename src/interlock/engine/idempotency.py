@@ -1,11 +1,18 @@
 """Idempotency: one mechanism for every call that changes state.
 
 The record, the effect and the answer commit together, so a key never points at half a thing. A second request with
-the same key waits at the record's row until the first has ended, then gets the same answer.
+the same key waits at the record's row until the first has ended, then gets the same answer. If the first died, its
+record died with it, and the second does the work.
+
+A key says where it comes from:
+
+    api:{key id}:{the caller's key}          github:{delivery id}:{trigger}
+    slack:{team id}:{trigger id}             webhook:{message id}:{trigger}
+    scheduler:{schedule}:{slot}
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -13,10 +20,13 @@ from uuid import UUID
 import asyncpg
 
 from interlock.errors import Conflict, Invalid, Problem, Unavailable
-from interlock.store.pool import Database, Row, Tx
+from interlock.lifecycle import IdempotencyState
+from interlock.store.pool import UNSTORABLE, Database, Raced, Row, Tx
 from interlock.telemetry import log, metrics
 
 KEEP_SECONDS = 24 * 3600.0
+_KEEP_FAILED_SECONDS = 3600.0
+MOST_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +42,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """A key is free again after `keep_seconds`; with `remember_seconds` it is refused for so much longer.
+
+    The caller of an API chooses a key and may choose it again. The id of a delivery is the sender's name for one event:
+    if it comes again after its record's time, it is that event again and not another.
+    """
+
     tenant_id: UUID
     key: str
     source: str
     hash: bytes
+    keep_seconds: float = KEEP_SECONDS
+    remember_seconds: float | None = None
 
     @staticmethod
     def hash_of(*parts: str | bytes) -> bytes:
@@ -50,32 +68,42 @@ async def once(
     database: Database,
     request: Request,
     work: Callable[[Tx], Awaitable[Answer]],
-    problem: Callable[[Problem], Answer],
+    problem: Callable[[Problem], Answer] | None = None,
+    *,
+    patience: float | None = None,
 ) -> Answer:
-    """Do the work and remember its answer, or give the answer it was given the first time, errors included."""
+    """Do the work and remember its answer, or give the answer it was given the first time.
 
-    async def attempt(tx: Tx) -> Answer:
-        if seen := await _begin(tx, database, request):
-            return _replay(request, seen)
-        answer = await work(tx)
-        await _complete(tx, request, answer)
-        metrics.idempotency_hits.labels(request.source, "miss").inc()
-        return answer
+    With `problem` a refusal is an answer like others, and is given again. Without it a refusal is a failure: the same
+    request may be tried again when what stood in its way is gone.
+    """
+    try:
+        with says_in_flight(request):
+            return await _first(database, request, work, patience)
+    except _Seen as seen:
+        raise seen.problem from None
+    except (Conflict, Invalid) as error:
+        if error.code == IN_FLIGHT:
+            raise
+        if problem is None:
+            await _fail(database, request, error.detail)
+            raise
+        answer = problem(error)
+    except UNSTORABLE:
+        raise
+    except Exception as error:
+        # Anything else may go well the next time. A refusal that is no answer to an API's caller changed nothing.
+        if problem is None or not isinstance(error, Problem):
+            await _fail(database, request, str(error) or type(error).__name__)
+        raise
 
-    async def remember_error(tx: Tx, answer: Answer) -> Answer:
-        if seen := await _begin(tx, database, request):
-            return _replay(request, seen)
-        await _complete(tx, request, answer)
+    async def give(tx: Tx) -> Answer:
         return answer
 
     try:
-        with says_in_flight(request):
-            return await database.command(attempt)
-    except (Conflict, Invalid) as error:
-        if error.code in (_REUSED, _IN_FLIGHT):
-            raise
-        answer = problem(error)
-        return await database.command(lambda tx: remember_error(tx, answer))
+        return await _first(database, request, give, None)
+    except _Seen as seen:
+        raise seen.problem from None
 
 
 @contextmanager
@@ -88,36 +116,131 @@ def says_in_flight(request: Request | None) -> Iterator[None]:
         if request is None or not awaited:
             raise
         metrics.idempotency_hits.labels(request.source, "in_flight").inc()
-        raise Conflict("the first request with this key is still being answered; try again", code=_IN_FLIGHT) from None
+        raise _in_flight() from None
+
+
+async def _first(
+    database: Database, request: Request, work: Callable[[Tx], Awaitable[Answer]], patience: float | None
+) -> Answer:
+    async def attempt(tx: Tx) -> Answer:
+        if patience is not None:
+            await tx.value("wait_at_most", f"{patience * 1000:.0f}")
+        if seen := await begin(tx, database, request):
+            return _replay(request, seen)
+        answer = await work(tx)
+        await complete(tx, request, answer)
+        metrics.idempotency_hits.labels(request.source, "miss").inc()
+        return answer
+
+    return await database.command(attempt, patience)
 
 
 _REUSED = "IDEMPOTENCY_KEY_REUSED"
-_IN_FLIGHT = "IDEMPOTENCY_CONFLICT"
+IN_FLIGHT = "IDEMPOTENCY_CONFLICT"
 
 
-async def _begin(tx: Tx, database: Database, request: Request) -> Row | None:
+class _Seen(Exception):
+    """What the record itself answers; it is no failure of the attempt."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def _in_flight() -> Conflict:
+    return Conflict("the first request with this key is still being answered; try again", code=IN_FLIGHT)
+
+
+async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
     """None: the record is ours. Else the record of the request that came first."""
-    args = (database.clock(), request.tenant_id, request.key, request.source, request.hash, KEEP_SECONDS)
-    if await tx.value("begin_request", *args) is not None:
+    if await begin_many(tx, database, [request]):
         return None
-    seen = await tx.row("request_seen", request.tenant_id, request.key)
-    assert seen is not None
+    seen = await _seen(tx, database, request)
+    if seen["status"] == IdempotencyState.COMPLETED and not seen["is_over"]:
+        return seen
+    attempts = await tx.value(
+        "retake_request", database.clock(), request.tenant_id, request.key, request.hash, request.keep_seconds,
+        request.remember_seconds, database.settings.idempotency_lock_seconds, MOST_ATTEMPTS,
+    )  # fmt: skip
+    if attempts is None:
+        # Not to be had, or somebody had it while we waited for the row: then it has an answer now.
+        return await _seen(tx, database, request)
+    if attempts > 1:
+        metrics.idempotency_hits.labels(request.source, "retry").inc()
+    return None
+
+
+async def _seen(tx: Tx, database: Database, request: Request) -> Row:
+    seen = await tx.row("request_seen", database.clock(), request.tenant_id, request.key)
+    if seen is None:
+        raise Raced("the record was forgotten meanwhile")
     return seen
 
 
+async def begin_many(tx: Tx, database: Database, requests: Sequence[Request]) -> set[str]:
+    """The keys that are ours, of requests of one tenant and source; those that were ever used are not."""
+    one = requests[0]
+    # In one order: two who begin the same keys must not wait for each other.
+    ordered = sorted(requests, key=lambda request: request.key)
+    rows = await tx.fetch(
+        "begin_requests", database.clock(), one.tenant_id, [r.key for r in ordered], one.source,
+        [r.hash for r in ordered], one.keep_seconds, one.remember_seconds, database.settings.idempotency_lock_seconds,
+    )  # fmt: skip
+    return {row["key"] for row in rows}
+
+
+async def complete(tx: Tx, request: Request, answer: Answer) -> None:
+    body = answer.kept or answer.body
+    await tx.fetch("complete_request", request.tenant_id, request.key, answer.status, body, answer.run_id)
+
+
+async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[Answer]) -> None:
+    """Of one tenant and one status."""
+    await tx.fetch(
+        "complete_requests", requests[0].tenant_id, [r.key for r in requests], answers[0].status,
+        [a.body for a in answers], [a.run_id for a in answers],
+    )  # fmt: skip
+
+
 def _replay(request: Request, seen: Row) -> Answer:
-    if seen["request_hash"] != request.hash:
-        metrics.idempotency_hits.labels(request.source, "conflict").inc()
-        raise Invalid(
-            "this idempotency key was used for another request; use a new key, or send the same request again",
-            code=_REUSED,
-        )
+    if refusal := _refusal(request, seen):
+        result, problem = refusal
+        metrics.idempotency_hits.labels(request.source, result).inc()
+        raise _Seen(problem)
     metrics.idempotency_hits.labels(request.source, "hit").inc()
     log.info("idempotency_hit", key=request.key, cached_run_id=str(seen["run_id"]) if seen["run_id"] else None)
     return Answer(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
 
 
-async def _complete(tx: Tx, request: Request, answer: Answer) -> None:
-    await tx.fetch(
-        "complete_request", request.tenant_id, request.key, answer.status, answer.kept or answer.body, answer.run_id
-    )
+def _refusal(request: Request, seen: Row) -> tuple[str, Problem] | None:
+    """Why a record that is there has no answer for this request, and how that is counted."""
+    if seen["request_hash"] != request.hash:
+        return "conflict", Invalid(
+            "this idempotency key was used for another request; use a new key, or send the same request again",
+            code=_REUSED,
+        )
+    match IdempotencyState(seen["status"]):
+        case IdempotencyState.PROCESSING:
+            return "in_flight", _in_flight()
+        case IdempotencyState.FAILED:
+            return "exhausted", Conflict(
+                f"this failed {seen['attempts']} times and is not tried again under the same key; "
+                f"the last time: {seen['error']}",
+                code="IDEMPOTENCY_EXHAUSTED",
+            )
+        case IdempotencyState.COMPLETED if seen["is_over"]:
+            return "expired", Conflict(
+                "this was answered before, and the answer is no longer kept; it is not done a second time",
+                code="IDEMPOTENCY_EXPIRED",
+                run_id=str(seen["run_id"]) if seen["run_id"] else None,
+            )
+        case IdempotencyState.COMPLETED:
+            return None
+
+
+async def _fail(database: Database, request: Request, error: str) -> None:
+    metrics.idempotency_hits.labels(request.source, "failed").inc()
+    now = database.clock()
+    args = (now, request.tenant_id, request.key, request.source, request.hash, error[:2000], _KEEP_FAILED_SECONDS)
+    attempts = await database.value("fail_request", *args)
+    log.warning("request_not_done", key=request.key, error=error, attempts=attempts)

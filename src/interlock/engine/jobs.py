@@ -14,7 +14,7 @@ from interlock.engine import runs
 from interlock.engine.outside import open_run, put_back, say
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.errors import Invalid, NotFound
+from interlock.errors import Conflict, Invalid, NotFound
 from interlock.ids import uuid7
 from interlock.journal import Command, Word, encode
 from interlock.lifecycle import JOB, RUN, JobEvent, JobState, RunReason, RunState
@@ -50,8 +50,8 @@ class NewJob:
 async def prepare(plans: Plans, principal: Principal, new: NewJob) -> NewJob:
     """With the version that it is pinned to, or with what is wrong with it."""
     try:
-        version, _ = await plans.find(principal.tenant_id, new.workflow, new.version)
-    except (NotFound, Invalid) as error:
+        version, _ = await plans.current(principal.tenant_id, new.workflow, new.version)
+    except (NotFound, Invalid, Conflict) as error:
         return replace(new, problem=error.detail)
     return replace(new, version=version)
 

@@ -3,7 +3,7 @@
     signing.key      the private key; whoever can read it seals the chain and makes evidence
     signing.keys     the public keys it had before, and its own: what was signed with them stays signed
     redaction.key    the secret behind the hashes in metadata; without it there are no hashes
-    secrets.key      what stored secrets are encrypted with; every process that runs tools needs the same
+    secrets.key      what stored secrets are encrypted with; every server and worker needs the same
 
 Files are read anew every time: another process may have rotated the key.
 """
@@ -85,12 +85,8 @@ class Signing:
         with _temporary(self._ring_path, text + key.to_pem()) as written:
             os.replace(written, self._ring_path)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._ring_path.parent.mkdir(parents=True, exist_ok=True)
-        with (self._ring_path.parent / "signing.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return _locked(self._ring_path.parent / "signing.lock")
 
 
 class Salts:
@@ -124,29 +120,43 @@ class Salts:
 
 
 class SecretsKey:
-    """INTERLOCK_SECRETS_KEY, or a file: 32 bytes in base64."""
+    """INTERLOCK_SECRETS_KEY, or a file: 32 bytes in base64, followed by the keys it had before."""
 
     def __init__(self, settings: Settings) -> None:
         self._given = settings.secrets_key.get_secret_value() if settings.secrets_key else None
         self._path = settings.data_dir / "secrets.key"
 
-    def read(self) -> bytes | None:
-        """None: there is no key here."""
-        text = self._given or _read(self._path)
-        return _secrets_key(text) if text is not None else None
+    def read(self) -> list[bytes]:
+        """Newest first; none if there is no key here."""
+        return [_secrets_key(text) for text in (self._given or _read(self._path) or "").split()]
 
     def make(self) -> bytes:
+        """The newest, made now if there is none."""
         if self._given is None:
-            _write_once(self._path, base64.b64encode(secrets.token_bytes(32)).decode())
-        key = self.read()
-        if key is None:
+            _write_once(self._path, _new_secrets_key())
+        keys = self.read()
+        if not keys:
             raise Conflict(f"{self._path} cannot be read", code="SECRETS_KEY_INVALID")
-        return key
+        return keys[0]
+
+    def rotate(self) -> None:
+        """A new key from now on, before those that there were. In the environment it is the operator's to put there."""
+        if self._given is not None:
+            return
+        self.make()
+        with _locked(self._path.parent / "secrets.lock"):
+            keys = [_new_secrets_key(), *(base64.b64encode(key).decode() for key in self.read())]
+            with _temporary(self._path, "\n".join(keys)) as written:
+                os.replace(written, self._path)
+
+
+def _new_secrets_key() -> str:
+    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def _secrets_key(text: str) -> bytes:
     with contextlib.suppress(binascii.Error, ValueError):
-        key = base64.b64decode(text.strip(), validate=True)
+        key = base64.b64decode(text, validate=True)
         if len(key) == 32:
             return key
     # Neither the text nor its length: it is a key, if a broken one.
@@ -163,6 +173,14 @@ def _read(path: Path) -> str | None:
         return path.read_text() or None
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_once(path: Path, content: str) -> None:

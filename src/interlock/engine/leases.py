@@ -139,7 +139,10 @@ async def take_back(database: Database, batch: int = 500) -> int:
         if not freed:
             break
         for run in freed:
-            log.warning("orphan_detected", run_id=str(run["id"]))
+            log.warning(
+                "orphan_detected", run_id=str(run["id"]), worker=run["worker"], resume_count=run["resume_count"],
+                last_heartbeat=run["heartbeat_at"].isoformat(),
+            )  # fmt: skip
         total += len(freed)
     metrics.orphans.inc(total)
     return total

@@ -14,7 +14,9 @@ from uuid import UUID
 
 import orjson
 
+from interlock.engine import vault
 from interlock.engine.principal import Principal
+from interlock.engine.vault import Sealed
 from interlock.errors import Conflict, NotFound
 from interlock.ids import uuid7
 from interlock.store.pool import Database, Row, Tx
@@ -22,6 +24,8 @@ from interlock.telemetry import log
 from interlock.wire import WebhookEvent
 
 DAY = 24 * 3600.0
+# The longest that a receiver may ask us to wait.
+LONGEST_WAIT = 3600.0
 # How long a message is tried, with which pauses, and for how long its trace is kept.
 PATIENCE_SECONDS = DAY
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
@@ -46,7 +50,8 @@ class Message:
     subject_id: UUID
     payload: dict[str, Any] | None
     address: str
-    secret: str | None
+    # A webhook's secret, as it is stored.
+    sealed: Sealed | None
     attempts: int
     created_at: Any
     now: Any
@@ -83,8 +88,9 @@ async def claim(
 
 
 def _message(row: Row) -> Message:
-    columns = {name: row[name] for name in Message.__slots__ if name != "payload"}
-    return Message(payload=orjson.loads(row["payload"]) if row["payload"] else None, **columns)
+    columns = {name: row[name] for name in Message.__slots__ if name not in ("payload", "sealed")}
+    sealed = Sealed(row["nonce"], row["ciphertext"]) if row["nonce"] else None
+    return Message(payload=orjson.loads(row["payload"]) if row["payload"] else None, sealed=sealed, **columns)
 
 
 async def settle(database: Database, message: Message, outcome: Delivered | Undelivered) -> float:
@@ -133,9 +139,10 @@ def new_secret() -> str:
 async def add_webhook(
     tx: Tx, database: Database, principal: Principal, webhook_id: UUID, *, url: str, events: Sequence[str], secret: str
 ) -> Row:
+    sealed = vault.encrypt(database.settings, vault.place_of_webhook(principal.tenant_id, webhook_id), secret)
     row = await tx.row(
         "add_destination", database.clock(), webhook_id, principal.tenant_id, principal.workspace_id, "webhook", url,
-        list(dict.fromkeys(events)), secret, principal.actor,
+        list(dict.fromkeys(events)), *sealed, principal.actor,
     )  # fmt: skip
     assert row is not None
     return row
@@ -163,6 +170,18 @@ async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
     return row
 
 
+async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook_id: UUID) -> Row:
+    """A message that tells of nothing, sent like any other."""
+    found = await webhook(tx, principal, webhook_id)
+    row = await tx.row("add_test_message", database.clock(), webhook_id)
+    if row is None:
+        raise Conflict(
+            f"webhook {webhook_id} is switched off since {found['disabled_at']:%Y-%m-%d %H:%M:%S} UTC; switch it on "
+            "first, at POST /api/webhooks/{id}/enable", code="WEBHOOK_DISABLED",
+        )  # fmt: skip
+    return row
+
+
 async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel: str | None, by: str) -> Row | None:
     """A tenant's approvals go to this channel from now on; None: to no channel."""
     await tx.fetch("lock_slack_channel", tenant_id)
@@ -174,7 +193,17 @@ async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel
     if channel is None:
         return None
     return await tx.row(
-        "add_destination", database.clock(), uuid7(), tenant_id, None, "slack", channel, list(SLACK_EVENTS), None, by
+        "add_destination",
+        database.clock(),
+        uuid7(),
+        tenant_id,
+        None,
+        "slack",
+        channel,
+        list(SLACK_EVENTS),
+        None,
+        None,
+        by,
     )
 
 

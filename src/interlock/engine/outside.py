@@ -7,8 +7,9 @@ from uuid import UUID
 
 import orjson
 
-from interlock.definition.plan import Plan
-from interlock.engine import receipts
+from interlock import tracing
+from interlock.definition.plan import UNDO, Plan
+from interlock.engine import receipts, waits
 from interlock.engine.workflows import Plans
 from interlock.errors import NotFound
 from interlock.journal import (
@@ -17,8 +18,10 @@ from interlock.journal import (
     Entry,
     Journal,
     Leave,
+    Next,
     Settle,
     Stop,
+    Wait,
     Word,
     advance,
     apply_word,
@@ -27,9 +30,9 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, RunEvent, RunState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
-from interlock.telemetry import log, metrics
+from interlock.telemetry import detail, log, metrics
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ async def open_run(
 async def put_back(tx: Tx, run: OpenRun) -> Row:
     """Nothing came of the command: the run is as it was."""
     if run.queued is not None:
-        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], run.queued["fresh"], run.queued["lost"])
+        await _queue(tx, run.row, run.queued["fresh"], run.queued["lost"])
     return run.row
 
 
@@ -110,21 +113,48 @@ async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
         return await save(tx, database, run, ended(journal))
     if not journal.unsaved:
         return await put_back(tx, run)
-    following = advance(journal, run.now)
+    following = await _advance(tx, database, run, journal)
     match following.then:
         case None:
             leave = go_on(journal)
         case Stop(None):
             leave = Leave(journal.status, queue=True)
+        case Stop() if journal.undos:
+            # Somebody who gave the run back had begun a step. A worker sees to it, and then undoes the others.
+            leave = go_on(journal)
         case Stop(ending):
             assert ending is not None
             leave = conclude(journal, ending)
         case Settle(RunEvent.SUCCEED) if journal.status == RunState.PENDING:
             # All of it was skipped or carried over. A run that was never claimed cannot succeed; a worker will see.
             leave = go_on(journal)
+        case Wait() if _has_news(journal):
+            leave = go_on(journal)
         case then:
             leave = conclude(journal, then)
     return await save(tx, database, run, leave, following.ask)
+
+
+async def _advance(tx: Tx, database: Database, run: OpenRun, journal: Journal) -> Next:
+    """What follows. An event that a step waits for from now on may have come before it did."""
+    asks: list[Ask] = []
+    while True:
+        following = advance(journal, run.now)
+        asks += following.ask
+        awaited = [(run.row["tenant_id"], journal.run_id, a) for a in following.await_]
+        came = await waits.begin(tx, database, awaited) if awaited else []
+        for _, word in came:
+            apply_word(journal, word, in_flight=False)
+        if not came:
+            following.ask = asks
+            return following
+
+
+def _has_news(journal: Journal) -> bool:
+    """Something that a flow waits for came to its end: only the flow itself can say what that leads to."""
+    return journal.plan.flow is not None and any(
+        entry.step is not None and entry.to_state in STEP.terminal for entry in journal.unsaved
+    )
 
 
 async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: list[Ask] | None = None) -> Row:
@@ -156,14 +186,30 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
             tx, database, [(run.row["tenant_id"], run.row["id"], run.row["requested_by"], a) for a in asks]
         )
     if leave.queue:
-        fresh = run.queued["fresh"] if run.queued else leave.status == RunState.PENDING
+        fresh = leave.status == RunState.PENDING
         lost = run.queued["lost"] if run.queued else False
-        await tx.fetch("queue_run", run.row["tenant_id"], run.row["id"], fresh, lost)
-    if leave.reason is not None:
-        await tx.fetch("cancel_approvals", now, [run.row["id"]])
-        await receipts.doubt(tx, [run.row["id"]])
-    observe(run.row["workflow"], entries, row)
+        await _queue(tx, run.row, fresh, lost)
+    elif run.queued is not None and run.row["capped"]:
+        await tx.fetch("let_in", [run.row["tenant_id"]], [run.row["workflow"]])
+    if leave.reason is not None or any(e.event == RunEvent.COMPENSATE for e in entries):
+        await withdraw(tx, database, [run.row["id"]])
+        if journal.has_children():
+            await tx.fetch("stop_children", now, [run.row["id"]])
+    if leave.reason is not None and run.row["parent_run_id"] is not None:
+        await tx.fetch("tell_parents", now, [run.row["id"]])
+    observe(run.row["id"], run.row["workflow"], entries, row)
     return row
+
+
+async def _queue(tx: Tx, row: Row, fresh: bool, lost: bool) -> None:
+    capped = row["workflow"] if row["capped"] else None
+    await tx.fetch("queue_run", row["tenant_id"], row["id"], fresh, lost, capped)
+
+
+async def withdraw(tx: Tx, database: Database, run_ids: list[UUID]) -> None:
+    """These runs go no further: nobody is asked about their steps, no event is theirs, what was begun is in doubt."""
+    await tx.fetch("withdraw_runs", database.clock(), run_ids)
+    await receipts.doubt(tx, run_ids)
 
 
 async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
@@ -191,12 +237,16 @@ async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID
     )  # fmt: skip
 
 
-def observe(workflow: str, entries: list[Entry], row: Any) -> None:
+def observe(run_id: UUID, workflow: str, entries: list[Entry], row: Any) -> None:
     """Count and log what was committed."""
+    if detail.wanted:
+        _tell(run_id, entries)
     for e in entries:
         if e.from_state is None or e.to_state is None:
             continue
         metrics.transition("step" if e.step else "run", e.from_state, e.to_state).inc()
+        if e.step is not None and e.step.endswith(UNDO) and e.to_state in STEP.terminal:
+            metrics.compensations.labels(e.to_state).inc()
     if row is not None and row["completed_at"] is not None:
         metrics.run_duration.labels(workflow, row["status"]).observe(row["duration_ms"] / 1000)
         log.info(
@@ -206,3 +256,32 @@ def observe(workflow: str, entries: list[Entry], row: Any) -> None:
             reason=row["reason"],
             duration_ms=row["duration_ms"],
         )
+        trace_end(row, row["completed_at"], row["status"], row["reason"])
+
+
+def _tell(run_id: UUID, entries: list[Entry]) -> None:
+    """Every transition of a run, and every step that need not be done again after a crash."""
+    for e in entries:
+        if e.step is None and e.to_state is not None:
+            log.debug("run_transition", run_id=str(run_id), from_state=e.from_state, to_state=e.to_state, by=e.actor)
+        elif e.step is not None and e.to_state in STEP.terminal:
+            resumable = e.to_state in SETTLED_WELL
+            log.debug("run_checkpoint", run_id=str(run_id), step=e.step, resumable=resumable, **_duration(e))
+
+
+def _duration(entry: Entry) -> dict[str, Any]:
+    data = entry.data or {}
+    return {"duration_ms": data["duration_ms"]} if "duration_ms" in data else {}
+
+
+def trace_end(row: Row, ended: datetime, status: str, reason: str) -> None:
+    """The span of a run that came to its end."""
+    if tracing.spans is None:
+        return
+    about = {
+        "interlock.run_id": str(row["id"]), "interlock.workflow": row["workflow"],
+        "interlock.version": row["workflow_version"], "interlock.status": status, "interlock.reason": reason,
+    }  # fmt: skip
+    given = orjson.loads(row["trigger"]).get("traceparent")
+    failure = reason if status == RunState.FAILED else None
+    tracing.spans.run(row["id"], given, f"run {row['workflow']}", row["created_at"], ended, about, failure)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -56,6 +56,8 @@ class _Held:
     policy: Policy
     version: int
     checked: float
+    # Of the tools that it was compiled against.
+    edition: int
 
 
 class Policies:
@@ -64,6 +66,7 @@ class Policies:
         self.tools = tools
         self._salts = Salts(database.settings)
         self._held: dict[UUID, _Held] = {}
+        self._default: _Held | None = None
 
     def facts(self) -> list[ToolFacts]:
         return facts(self.tools)
@@ -73,18 +76,42 @@ class Policies:
         for held in self._held.values() if not tenant else filter(None, [self._held.get(UUID(tenant))]):
             held.checked = float("-inf")
 
-    async def current(self, tenant_id: UUID, *, patience: float | None = None) -> Policy:
+    def seen(self, tenant_id: UUID, version: int) -> None:
+        """Somebody who read the tenant's lane found this version in force: nobody has to ask for it."""
+        held, edition = self._held.get(tenant_id), self.tools.edition
+        if held is not None and held.version < version:
+            held.checked = float("-inf")
+        elif held is not None and (held.version, held.edition) == (version, edition):
+            held.checked = time.monotonic()
+        elif version == 0 and (held is None or held.version == 0):
+            self._held[tenant_id] = replace(self._built_in(), checked=time.monotonic())
+
+    def at_hand(self, tenant_id: UUID) -> Policy | None:
+        """The one in force, if that is known without asking."""
         held = self._held.get(tenant_id)
-        if held is not None and time.monotonic() - held.checked < _RECHECK_SECONDS:
-            return held.policy
+        if held is None or held.edition != self.tools.edition or time.monotonic() - held.checked >= _RECHECK_SECONDS:
+            return None
+        return held.policy
+
+    async def current(self, tenant_id: UUID, *, patience: float | None = None) -> Policy:
+        if (known := self.at_hand(tenant_id)) is not None:
+            return known
+        held = self._held.get(tenant_id)
         row = await self._database.row("policy_in_force", tenant_id, patience=patience)
-        now = time.monotonic()
-        if held is not None and row is not None and row["version"] == held.version:
+        now, edition = time.monotonic(), self.tools.edition
+        if held is not None and row is not None and (row["version"], edition) == (held.version, held.edition):
             held.checked = now
             return held.policy
         policy = self._compile(tenant_id, row)
-        self._held[tenant_id] = _Held(policy, row["version"] if row else -1, now)
+        self._held[tenant_id] = _Held(policy, row["version"] if row else -1, now, edition)
         return policy
+
+    def _built_in(self) -> _Held:
+        """Compiled once for all tenants that have not written their own."""
+        if self._default is None or self._default.edition != self.tools.edition:
+            edition = self.tools.edition
+            self._default = _Held(load_policy(DEFAULT_POLICY, facts(self.tools)), 0, 0.0, edition)
+        return self._default
 
     def hidden(self, name: str) -> frozenset[str]:
         """The parameters that the tool calls secret."""
@@ -119,7 +146,9 @@ class Policies:
     def _compile(self, tenant_id: UUID, row: Row | None) -> Policy:
         if row is None or (row["version"] > 0 and row["text"] is None):
             return deny_everything("the tenant has no policy; publish one with `interlock policy apply`")
-        policy = load_policy(row["text"] if row["version"] else DEFAULT_POLICY, facts(self.tools))
+        if row["version"] == 0:
+            return self._built_in().policy
+        policy = load_policy(row["text"], facts(self.tools))
         if policy.refusal:
             log.error("policy_broken", tenant_id=str(tenant_id), version=row["version"], detail=policy.refusal)
         return policy

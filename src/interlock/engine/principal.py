@@ -31,6 +31,11 @@ class Principal:
         return orjson.dumps({"role": self.role, "groups": self.groups, "tenant": self.tenant}).decode()
 
     def require(self, permission: Permission) -> None:
+        if permission == Permission.APPROVE and self.role == Role.AGENT:
+            raise Forbidden(
+                f"an agent never approves, whoever asked; that takes {roles_with(permission)}",
+                code="AGENT_MAY_NOT_APPROVE", role=str(self.role),
+            )  # fmt: skip
         if permission not in MAY[self.role]:
             raise Forbidden(
                 f"a key of role {self.role} may not {permission.doc}; that takes {roles_with(permission)}",

@@ -4,14 +4,17 @@ from collections import Counter
 from dataclasses import dataclass
 from uuid import UUID
 
-from interlock.lifecycle import ReceiptState
+from interlock.lifecycle import ReceiptState, RunState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An effect that is about to be attempted. `approval_id` is what allowed it, if people did."""
+    """An effect that is about to be attempted. `approval_id` is what allowed it, if people did.
+
+    `reverses` is the receipt of the effect that it undoes.
+    """
 
     id: UUID
     step: str
@@ -22,6 +25,7 @@ class Intent:
     request_metadata: str
     undo: str | None = None
     approval_id: UUID | None = None
+    reverses: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Seal:
     status: ReceiptState
     output: str | None = None
     response_metadata: str | None = None
+    # The receipt of the effect that was not undone.
+    releases: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,36 @@ class Prior:
 
 async def attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, Intent]]) -> dict[UUID, Prior]:
     """Write the intents of (tenant, run). Those that may not go ahead are returned by id, with what is in the way."""
-    found: dict[UUID, Prior] = {}
-    for turn in _turns(intents):
+    found = await _undone_elsewhere(tx, database, [item for item in intents if item[2].reverses is not None])
+    for turn in _turns([item for item in intents if item[2].id not in found]):
         found |= await _attempt(tx, database, turn)
     approved = [(i.approval_id, i.id) for _, _, i in intents if i.approval_id is not None and i.id not in found]
     if approved:
         await tx.fetch("consume_approvals", database.clock(), [a for a, _ in approved], [r for _, r in approved])
     return found
+
+
+async def _undone_elsewhere(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, Intent]]) -> dict[UUID, Prior]:
+    """Somebody asked for a reversal of the same effect before the run came to undo it."""
+    if not intents:
+        return {}
+    receipts, runs = [i.reverses for _, _, i in intents], [run for _, run, _ in intents]
+    await tx.fetch("claim_reversals", database.clock(), receipts, [tenant for tenant, _, _ in intents], runs)
+    others = {row["receipt_id"]: row for row in await tx.fetch("reversed_by_others", receipts, runs)}
+    return {
+        i.id: Prior(
+            None, i.key, others[i.reverses]["run_id"], "undo",
+            ReceiptState.SUCCEEDED if others[i.reverses]["status"] == RunState.SUCCEEDED else ReceiptState.ATTEMPTED,
+            None, None,
+        )
+        for _, _, i in intents
+        if i.reverses in others
+    }  # fmt: skip
+
+
+async def release(tx: Tx, reversals: list[tuple[UUID, UUID]]) -> None:
+    """These effects, of (receipt, run), were not undone."""
+    await tx.fetch("release_reversals", [receipt for receipt, _ in reversals], [run for _, run in reversals])
 
 
 def _turns(intents: list[tuple[UUID, UUID, Intent]]) -> list[list[tuple[UUID, UUID, Intent]]]:
@@ -81,6 +110,9 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
         [i.key for _, _, i in intents], [i.digest for _, _, i in intents], [i.attempt for _, _, i in intents],
         [i.request_metadata for _, _, i in intents], [i.undo for _, _, i in intents],
     )  # fmt: skip
+    for row in rows:
+        if row["goes_ahead"]:
+            metrics.transition("receipt", row["status"] or ReceiptState.FAILED, ReceiptState.ATTEMPTED).inc()
     return {
         row["intent_id"]: Prior(
             row["id"], row["idempotency_key"], row["run_id"], row["step"],
@@ -88,6 +120,7 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
             ReceiptState(row["status"] or ReceiptState.ATTEMPTED), row["action_digest"], row["output"],
         )
         for row in rows
+        if not row["goes_ahead"]
     }  # fmt: skip
 
 

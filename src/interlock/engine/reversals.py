@@ -16,12 +16,13 @@ from interlock.errors import Conflict, NotFound
 from interlock.governance.redact import MARK
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
-from interlock.tools import registry
+from interlock.tools import Registry
 
 
 async def reverse(
-    tx: Tx, database: Database, plans: Plans, principal: Principal, receipt_id: UUID, new_id: UUID, reason: str | None
-) -> tuple[Row, Plan]:
+    tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: UUID, new_id: UUID,
+    reason: str | None,
+) -> tuple[Row, Plan]:  # fmt: skip
     receipt = await tx.row("get_receipt", principal.tenant_id, receipt_id)
     if receipt is None:
         raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
@@ -38,7 +39,7 @@ async def reverse(
             f"it was undone already, by run {receipt['reversal_run_id']}", code="ALREADY_REVERSED",
             run_id=str(receipt["reversal_run_id"]),
         )  # fmt: skip
-    given, secrets = await _input(tx, plans, original, receipt)
+    given, secrets = await _input(tx, plans, tools, original, receipt)
     wanted = {name: f"${{input.{name}}}" for name in given} | secrets
     steps = [{"id": "undo", "tool": receipt["undo"], "input": wanted}]
     plan = load({"name": f"undo.{receipt['tool']}".lower(), "steps": steps})
@@ -51,19 +52,21 @@ async def reverse(
     return started, plan
 
 
-async def _input(tx: Tx, plans: Plans, original: Row, receipt: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+async def _input(
+    tx: Tx, plans: Plans, tools: Registry, original: Row, receipt: Row
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """By name: what the effect returned, else what it was called with. And the secrets, as the workflow asks for them.
 
     What a tool calls secret is not known any more, or must not be written into the new run's input.
     """
-    undo = registry.find(receipt["undo"])
+    undo = tools.find(receipt["undo"])
     if undo is None:
         raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
     journal = await read_journal(tx, plans, original)
-    fold = journal.steps[receipt["step"]]
-    done = registry.find(receipt["tool"])
+    fold = journal.fold_of(receipt["step"])
+    done = tools.find(receipt["tool"])
     hidden = {*undo.secret, *(done.secret if done else ()), *fold.secrets}
-    called = fold.input(journal.scope) or {}
+    called = fold.input(journal.scope_of(fold)) or {}
     returned = orjson.loads(receipt["output"] or "null")
     known = {**called, **(returned if isinstance(returned, dict) else {})}
     known = {name: value for name, value in known.items() if name not in hidden and value != MARK}

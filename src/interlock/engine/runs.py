@@ -9,14 +9,25 @@ from uuid import UUID
 
 import orjson
 
+from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
-from interlock.engine.outside import OpenRun, entry_of, journal_for, move_on, open_run, put_back, read_journal, say
+from interlock.engine.outside import (
+    OpenRun,
+    entry_of,
+    journal_for,
+    move_on,
+    open_run,
+    put_back,
+    read_journal,
+    save,
+    say,
+)
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, Journal, Word, encode
+from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -52,7 +63,7 @@ async def prepare(
 ) -> NewRun:
     """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`."""
     newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
-    found, plan = newest or await plans.find(principal.tenant_id, workflow, version)
+    found, plan = newest or await plans.current(principal.tenant_id, workflow, version)
     trigger = trigger or {"source": "api", "ref": None}
     deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
     return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
@@ -60,7 +71,8 @@ async def prepare(
 
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
-    return any(step.kind == StepKind.TOOL and not step.after for step in plan.steps)
+    for_workers = (StepKind.TOOL, StepKind.FLOW)
+    return plan.flow is not None or any(step.kind in for_workers and not step.after for step in plan.steps)
 
 
 async def start_many(
@@ -74,9 +86,8 @@ async def start_many(
     """
     row = await _start(tx, database, principal, news, job_id=job_id)
     assert row is not None
-    if row["turn"] is not None and not may_wait:
-        seconds = math.ceil((row["turn"] - row["now"]).total_seconds())
-        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
+    if not may_wait:
+        _refuse_to_wait(row["turn"], row["now"])
     created_at: datetime = row["now"]
     return created_at
 
@@ -108,7 +119,7 @@ async def _start(
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
-        *record, news[0].if_newest, job_id,
+        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news], [job_id] * len(news),
     )  # fmt: skip
     if row is not None:
         for new in news:
@@ -116,10 +127,35 @@ async def _start(
     return row
 
 
-async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun) -> Row:
+async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
+    """One run, wherever its first step is."""
+    if starts_in_queue(new.plan):
+        await start_many(tx, database, principal, [new])
+    else:
+        await start_waiting(tx, database, principal, new)
+
+
+def _refuse_to_wait(turn: datetime | None, now: datetime) -> None:
+    if turn is not None:
+        seconds = math.ceil((turn - now).total_seconds())
+        raise RateLimited(f"the tenant's next free place is in {seconds} s", retry_after=seconds)
+
+
+async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun, *, may_wait: bool = True) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
     run = await _insert(tx, database, principal, new)
-    return run.row if run.journal is None else await move_on(tx, database, run)
+    if not may_wait:
+        _refuse_to_wait(run.row["wake_at"], run.now)
+    return await _begin(tx, database, run)
+
+
+async def _begin(tx: Tx, database: Database, run: OpenRun) -> Row:
+    if run.journal is None:
+        return run.row
+    if run.row["wake_at"] is not None:
+        # Its place is in a later minute. From there it goes the way of all others: through the queue.
+        return await save(tx, database, run, Leave(RunState.PENDING, wake_at=run.row["wake_at"]))
+    return await move_on(tx, database, run)
 
 
 async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
@@ -128,7 +164,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
-        principal.facts,
+        principal.facts, new.plan.max_concurrency is not None,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
@@ -199,6 +235,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     before = await read_journal(tx, plans, old)
     if before.seq == 0:
         raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
+    if before.is_undoing:
+        raise Conflict("it undid what it had done; start a new run", code="RUN_COMPENSATED")
     effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_of", principal.tenant_id, run_id)}
     for receipt in effects.values():
         if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):
@@ -214,6 +252,9 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     run = await _insert(tx, database, principal, new, resumed=old)
     if run.journal is None:
         return run.row
+    if before.plan.flow is not None:
+        _carry_over_flow(run.journal, before, old, principal.actor)
+        return await _begin(tx, database, run)
     for done in before.steps.values():
         if done.status in SETTLED_WELL:
             _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
@@ -221,7 +262,7 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
             # The step failed and its effect happened all the same: that became known later.
             output = effect["output"] or NO_OUTPUT
             _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
-    return await move_on(tx, database, run)
+    return await _begin(tx, database, run)
 
 
 def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:
@@ -232,6 +273,20 @@ def _carry_over(journal: Journal, key: str, status: StepState, output: str | Non
     else:
         journal.begin(fold)
         journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
+
+
+def _carry_over_flow(journal: Journal, before: Journal, old: Row, actor: str) -> None:
+    """All that the flow was told, so that it comes to the same place; but not the failure that ended it."""
+    ended_by = (orjson.loads(old["error"] or "null") or {}).get("step")
+    for place, (kind, value) in before.values.items():
+        journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
+    for key, done in before.steps.items():
+        if done.status in SETTLED_WELL or (done.status == StepState.FAILED and key != ended_by):
+            fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
+            data = {"carried_over_from": str(old["id"]), "reason": done.reason, "error": done.last_error}
+            journal.begin(fold)
+            event = StepEvent.SUCCEED if done.status in SETTLED_WELL else StepEvent.FAIL
+            journal.move_step(fold, event, actor=actor, data=data, output=done.output)
 
 
 def refused(state: RunState, event: str) -> InvalidTransition:

@@ -5,19 +5,16 @@ INTERLOCK_SECRET_STRIPE_KEY for `${secrets.stripe_key}`; a stored one of the sam
 """
 
 import os
-import secrets as randomness
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-from interlock.engine.keyfiles import SecretsKey
+from interlock.engine import vault
 from interlock.engine.principal import Principal
 from interlock.engine.tenants import DEFAULT_TENANT
-from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Terminal
+from interlock.engine.vault import Sealed
+from interlock.errors import Forbidden, Invalid, NotFound, Terminal
 from interlock.governance.redact import SHORTEST_SECRET, Scrubber
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
@@ -42,10 +39,8 @@ class Opened:
 async def put(tx: Tx, database: Database, principal: Principal, name: str, value: str) -> Row:
     _require_whole_tenant(principal)
     _check(value)
-    nonce = randomness.token_bytes(12)
-    cipher = AESGCM(SecretsKey(database.settings).make())
-    sealed = cipher.encrypt(nonce, value.encode(), _place(principal.tenant_id, name))
-    row = await tx.row("set_secret", database.clock(), principal.tenant_id, name, nonce, sealed, principal.actor)
+    sealed = vault.encrypt(database.settings, vault.place_of_secret(principal.tenant_id, name), value)
+    row = await tx.row("set_secret", database.clock(), principal.tenant_id, name, *sealed, principal.actor)
     assert row is not None
     log.info("secret_set", name=name, version=row["version"], tenant=principal.tenant, by=principal.actor)
     return row
@@ -79,10 +74,6 @@ def _check(value: str) -> None:
         raise Invalid(f"a secret has at least {SHORTEST_SECRET} characters; a shorter one would be found everywhere")
     if len(raw) > LONGEST:
         raise Invalid(f"a secret has at most {LONGEST:,} bytes")
-
-
-def _place(tenant_id: UUID, name: str) -> bytes:
-    return f"interlock secret {tenant_id} {name}".encode()
 
 
 # ---------------------------------------------------------------- using them
@@ -120,19 +111,8 @@ class Secrets:
         return Opened(values, Scrubber(values.values()))
 
     def _unsealed(self, tenant_id: UUID, row: Row) -> str:
-        name = row["name"]
-        try:
-            key = SecretsKey(self._database.settings).read()
-        except Conflict as error:
-            raise Terminal(f"secret {name} cannot be opened: {error.detail}") from None
-        if key is None:
-            raise Terminal(f"secret {name} cannot be opened here: this worker has no INTERLOCK_SECRETS_KEY")
-        try:
-            return AESGCM(key).decrypt(row["nonce"], row["ciphertext"], _place(tenant_id, name)).decode()
-        except InvalidTag:
-            raise Terminal(
-                f"secret {name} was encrypted with another key; give every process the same INTERLOCK_SECRETS_KEY"
-            ) from None
+        name, sealed = row["name"], Sealed(row["nonce"], row["ciphertext"])
+        return vault.decrypt(self._database.settings, vault.place_of_secret(tenant_id, name), sealed, f"secret {name}")
 
 
 def _from_environment(name: str, is_default: bool) -> str:

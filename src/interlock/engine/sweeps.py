@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from interlock.engine import approvals, audit, outbox, runs
+from interlock.engine import approvals, audit, events, outbox, runs
 from interlock.engine.leases import reclaim_lost
 from interlock.engine.workflows import Plans
 from interlock.governance.keys import SigningKey
@@ -15,6 +15,7 @@ from interlock.store.pool import Database, Tx
 from interlock.telemetry import log, metrics
 
 _BATCH = 200
+_FORGET_BATCH = 1000
 
 
 async def wake_due(database: Database) -> int:
@@ -33,17 +34,19 @@ async def seconds_to_next(database: Database) -> float | None:
 
 
 async def enforce_deadlines(database: Database, plans: Plans) -> int:
-    """Approvals to be mentioned again or that nobody decided, runs that took too long.
+    """Approvals to be mentioned again or that nobody decided, runs that took too long, events that did not come.
 
     One transaction each: a bad row stops no other.
     """
     late = await database.fetch("expired_approvals", database.clock(), _BATCH)
     overdue = await database.fetch("overdue_runs", database.clock(), _BATCH)
     quiet = await database.fetch("approvals_to_mention", database.clock(), _BATCH)
+    missed = await database.fetch("overdue_waits", database.clock(), _BATCH)
     jobs: list[Callable[[Tx], Awaitable[object]]] = []
     jobs += [partial(_expire, database, plans, row["tenant_id"], row["id"]) for row in late]
     jobs += [partial(_time_out, database, plans, row["tenant_id"], row["id"]) for row in overdue]
     jobs += [partial(_mention, database, plans, row["tenant_id"], row["id"]) for row in quiet]
+    jobs += [partial(_miss, database, plans, row["tenant_id"], row["run_id"], row["step"]) for row in missed]
     for job in jobs:
         try:
             await database.command(job)
@@ -64,6 +67,10 @@ async def _time_out(database: Database, plans: Plans, tenant_id: UUID, run_id: U
     await runs.time_out(tx, database, plans, tenant_id, run_id)
 
 
+async def _miss(database: Database, plans: Plans, tenant_id: UUID, run_id: UUID, step: str, tx: Tx) -> None:
+    await events.time_out(tx, database, plans, tenant_id, run_id, step)
+
+
 async def recount_lanes(database: Database) -> int:
     """In-flight counts are kept with the leases, in the same transactions; a difference is a bug, and is mended."""
     drifted = 0
@@ -78,18 +85,42 @@ async def recount_lanes(database: Database) -> int:
             return after is not None
 
         drifted += await database.command(recount)
+    drifted += await _let_in_the_forgotten(database)
     metrics.lane_drift.inc(drifted)
     return drifted
 
 
+async def _let_in_the_forgotten(database: Database) -> int:
+    """Whoever frees a place lets the next one in, in the same transaction; a run that finds room now was forgotten."""
+    found = 0
+    for row in await database.fetch("workflows_held_back"):
+        late: int = (await database.fetch("let_in", [row["tenant_id"]], [row["workflow"]]))[0]["let_in"]
+        if late:
+            log.error("held_back_drift", tenant_id=str(row["tenant_id"]), workflow=row["workflow"], runs=late)
+        found += late
+    return found
+
+
 async def tend(database: Database, key: SigningKey | None = None) -> None:
-    """Housekeeping: old idempotency records and messages, the journal's months that come and those that go."""
-    await database.fetch("forget_expired_keys", database.clock(), 1000)
+    """Housekeeping: old idempotency records, events and messages, the journal's months that come and that go."""
+    await forget_keys(database)
+    while await events.forget_expired(database):
+        pass
     await outbox.tidy(database)
     async with database.connection() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))
     if database.settings.retention_days is not None:
         await _drop_old_months(database, database.settings.retention_days, key)
+
+
+async def forget_keys(database: Database) -> int:
+    """In batches, each a short transaction, until none is left: a busy day leaves many."""
+    total = 0
+    while gone := len(await database.fetch("forget_expired_keys", database.clock(), _FORGET_BATCH)):
+        total += gone
+        if gone < _FORGET_BATCH:
+            break
+    return total
 
 
 async def _drop_old_months(database: Database, days: int, key: SigningKey | None) -> None:

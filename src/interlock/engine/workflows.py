@@ -4,24 +4,33 @@ from uuid import UUID
 
 import orjson
 
+from interlock.definition.flow import load_flow
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
 from interlock.engine.principal import Principal
-from interlock.errors import NotFound
+from interlock.errors import Conflict, NotFound
 from interlock.store.pool import Database, Row, Tx
+from interlock.tools import Registry, registry
 
 
 async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) -> tuple[Row, bool]:
     """The version that holds this content, and whether it is new: the same content again is the same version."""
-    tenant = principal.tenant_id
+    return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
+
+
+async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: Plan) -> tuple[Row, bool]:
     await tx.value("lock_workflow_name", tenant, plan.name)
     if row := await tx.row("find_workflow_digest", tenant, plan.name, plan.digest):
         return row, False
+    newest = await tx.row("get_workflow", tenant, plan.name, None)
+    if newest is not None and ("flow" in orjson.loads(newest["source"])) != (plan.flow is not None):
+        is_now, is_new = ("workflow", "flow") if plan.flow is not None else ("flow", "workflow")
+        raise Conflict(f"{plan.name} is the name of a {is_now}; give the {is_new} another", code="WORKFLOW_NAME_TAKEN")
     source = orjson.dumps(plan.source).decode()
-    row = await tx.row(
-        "add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, principal.actor
-    )
+    row = await tx.row("add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, actor)
     assert row is not None
+    if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
+        await tx.fetch("let_in", [tenant], [plan.name])
     return row, True
 
 
@@ -30,22 +39,39 @@ class Plans:
 
     _MOST = 2000
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tools: Registry = registry) -> None:
         self._database = database
+        self._flows = tools.flows
         self._plans: dict[tuple[UUID, str, int], Plan] = {}
         self._newest: dict[tuple[UUID, str], int] = {}
+        self._published: dict[tuple[UUID, str], int] = {}
 
     def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
         return self._plans.get((tenant_id, name, version))
 
     def newest(self, tenant_id: UUID, name: str) -> tuple[int, Plan] | None:
         """What was the newest version when we last looked: for a statement that checks that it still is."""
+        if self._flows.current(name) is not None:
+            return None  # what this process has is what it starts, whatever else was published
         version = self._newest.get((tenant_id, name))
         plan = self.known(tenant_id, name, version) if version is not None else None
         return (version, plan) if version is not None and plan is not None else None
 
     async def get(self, tenant_id: UUID, name: str, version: int) -> Plan:
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version))[1]
+
+    async def current(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
+        """The version asked for; else that of the flow in this process, which is published by being used."""
+        flow = self._flows.current(name) if version is None else None
+        if flow is None:
+            return await self.find(tenant_id, name, version)
+        known = self._published.get((tenant_id, flow.plan.digest))
+        if known is None:
+            row, _ = await self._database.command(
+                lambda tx: _publish(tx, self._database, tenant_id, "system:deployment", flow.plan)
+            )
+            known = self._published[tenant_id, flow.plan.digest] = row["version"]
+        return known, flow.plan
 
     async def find(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
         """The version asked for, or the newest."""
@@ -58,7 +84,8 @@ class Plans:
             if len(self._plans) >= self._MOST:
                 self._plans.clear()
                 self._newest.clear()
-            self._plans[key] = load(orjson.loads(row["source"]))
+            source = orjson.loads(row["source"])
+            self._plans[key] = load_flow(source) if "flow" in source else load(source)
         if version is None:
             self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]

@@ -14,7 +14,7 @@ from cedarpy import Entities, is_authorized
 
 from interlock.governance.action import ProposedAction
 from interlock.governance.decision import Answer, Asker, Circumstances, Decision
-from interlock.governance.policy_rules import PASSING_ON, Reading, Rule
+from interlock.governance.policy_rules import PASSING_ON, Reading, Rule, is_for_all, may_apply
 from interlock.governance.policy_schema import Entry
 from interlock.governance.shape import Unfit
 from interlock.lifecycle import Tier
@@ -33,9 +33,26 @@ class Policy:
         self.looked_at = reading.looked_at
         self.entries = reading.vocabulary.entries
         self._refused = reading.vocabulary.refused
-        self._rules = reading.rules
+        self._rules, self._nodes = reading.rules, reading.nodes
+        self._free: dict[str, bool] = {}
         self._policy_set, self._schema = reading.policy_set, reading.schema
         self._actors: dict[tuple[Any, ...], Entities] = {}
+
+    def always_allows(self, tool: str) -> bool:
+        """Whoever asks, with whatever input: then there is nothing to judge. Found out once for each tool."""
+        free = self._free.get(tool)
+        if free is None:
+            free = self._free[tool] = self._has_nothing_against(tool)
+        return free
+
+    def _has_nothing_against(self, tool: str) -> bool:
+        """A permit for all, and no rule that could forbid, ask, or fail while it is evaluated."""
+        entry = self.entries.get(tool)
+        if self.refusal is not None or entry is None:
+            return False
+        nodes = {key: node for key, node in self._nodes.items() if may_apply(node, tool, entry.groups)}
+        plain = [key for key, node in nodes.items() if not node.clauses and _only_permits(self._rules.get(key))]
+        return len(plain) == len(nodes) and any(is_for_all(node) for node in nodes.values())
 
     def decide(self, action: ProposedAction, asker: Asker, when: Circumstances) -> Decision:
         try:
@@ -158,6 +175,10 @@ class Policy:
         return re.sub(
             r"`(policy\d+)`", lambda key: f"`{self._rules[key[1]].id}`" if key[1] in self._rules else key[0], error
         )
+
+
+def _only_permits(rule: Rule | None) -> bool:
+    return rule is not None and rule.permits and not rule.asks
 
 
 def _when(when: Circumstances) -> dict[str, Any]:

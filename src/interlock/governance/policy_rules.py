@@ -61,6 +61,7 @@ class Reading:
     schema: Schema | None = None
     vocabulary: Vocabulary = field(default_factory=lambda: Vocabulary({}, {}))
     rules: dict[str, Rule] = field(default_factory=dict)
+    nodes: Mapping[str, pst.Template] = field(default_factory=dict)
     looked_at: frozenset[str] = frozenset()
     broken: Faults = field(init=False)  # nothing may be decided with it
     doubtful: Faults = field(init=False)  # a stored policy goes on: these rules ask for approval, or never apply here
@@ -98,6 +99,7 @@ def _read(text: str, tools: Iterable[Any], reading: Reading) -> None:
     at = dict(zip(sorted([*nodes.static_policies, *nodes.templates], key=_position), written, strict=True))
     for key in nodes.templates:
         reading.broken.add((), "a rule cannot have ?principal or ?resource; write one rule each", line=at[key].line)
+    reading.nodes = nodes.static_policies
     _read_rules(nodes.static_policies, at, reading)
     reading.looked_at = frozenset(_attributes(nodes.static_policies.values()))
     reading.vocabulary = Vocabulary.of(tools, reading.looked_at)
@@ -128,6 +130,23 @@ def _note_grammar(written: list[Statement], message: str, broken: Faults) -> Non
             broken.add((), mistake[1], line=mistake[0])
     if not broken:
         broken.add((), message)
+
+
+def may_apply(node: pst.Template, name: str, groups: Iterable[str]) -> bool:
+    """Whether a rule could have a say about this tool, by its action alone. What is not understood could."""
+    match node.action:
+        case pst.ActionEq(entity):
+            return bool(entity.id == name)
+        case pst.ActionIn(entities):
+            return not {entity.id for entity in entities}.isdisjoint({name, *groups})
+        case _:
+            return True
+
+
+def is_for_all(node: pst.Template) -> bool:
+    """For everybody, everywhere and always."""
+    anybody = isinstance(node.principal, pst.ScopeAny) and isinstance(node.resource, pst.ScopeAny)
+    return anybody and not node.clauses
 
 
 # ---------------------------------------------------------------- annotations

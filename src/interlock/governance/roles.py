@@ -8,6 +8,7 @@ class Permission(Term):
     READ = "read", "look at runs, approvals and workflows"
     START = "start", "start and retry runs"
     STOP = "stop", "cancel runs"
+    TELL = "tell", "tell runs what happened outside"
     DEFINE = "define", "apply workflows"
     APPROVE = "approve", "decide on approvals"
     SUPERVISE = "supervise", "start, pause and stop workers"
@@ -16,10 +17,10 @@ class Permission(Term):
 
 P = Permission
 
-# An agent may ask and look; it can never approve.
+# An agent may ask and look; it can never approve, nor say that something happened which a run waits for.
 MAY: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({P.READ}),
-    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.DEFINE, P.SUPERVISE}),
+    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.TELL, P.DEFINE, P.SUPERVISE}),
     Role.APPROVER: frozenset({P.READ, P.APPROVE}),
     Role.AGENT: frozenset({P.READ, P.START}),
     Role.ADMIN: frozenset(P),

@@ -15,6 +15,7 @@ from interlock.settings import Settings
 from interlock.store.notify import OUTBOX, Listener
 from interlock.store.pool import TRANSIENT, Database, Tx
 from interlock.telemetry import log
+from interlock.waiting import either
 
 _MOST_BUSY = 100
 
@@ -122,8 +123,7 @@ async def deliver_forever(database: Database, settings: Settings) -> None:
             with _logged():
                 while await dispatcher.take():
                     pass
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(dispatcher.wake.wait(), settings.poll_seconds)
+            await either(dispatcher.wake, settings.poll_seconds)
 
 
 @contextlib.asynccontextmanager

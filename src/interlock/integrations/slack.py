@@ -7,12 +7,12 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from interlock.engine.approvals import votes_on
-from interlock.engine.outbox import Delivered, Message, Undelivered
+from interlock.engine.outbox import LONGEST_WAIT, Delivered, Message, Undelivered
 from interlock.integrations.cards import Card, card, reminder
-from interlock.integrations.webhooks import retry_after
 from interlock.lifecycle import ApprovalState
 from interlock.settings import Settings
 from interlock.store.pool import Database, Row
+from interlock.waiting import retry_after
 
 _MENTIONS = ("approval.reminded", "approval.escalated")
 # The card was deleted, or is too old for Slack to change it: there is nothing left to rewrite.
@@ -83,7 +83,7 @@ def _undelivered(error: SlackApiError, message: Message) -> Undelivered:
     response: Any = error.response
     status = getattr(response, "status_code", None)
     headers = getattr(response, "headers", None) or {}
-    after = retry_after(headers.get("Retry-After"), message.now) if status == 429 else None
+    after = retry_after(headers.get("Retry-After"), message.now, LONGEST_WAIT) if status == 429 else None
     return Undelivered(f"Slack says {_reason(error)}", status, after)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -10,12 +9,13 @@ import orjson
 from standardwebhooks import Webhook
 
 from interlock import __version__
-from interlock.engine import addresses
-from interlock.engine.outbox import Delivered, Message, Undelivered, webhook_id
+from interlock.engine import addresses, vault
+from interlock.engine.outbox import LONGEST_WAIT, Delivered, Message, Undelivered, webhook_id
+from interlock.errors import Terminal
 from interlock.settings import Settings
 from interlock.store.pool import Database, Row
+from interlock.waiting import retry_after
 
-_LONGEST_WAIT = 3600.0
 _RUN_COLUMNS = (
     "id", "workflow", "workflow_version", "workspace_id", "status", "reason", "created_at", "started_at",
     "completed_at", "duration_ms",
@@ -27,6 +27,7 @@ class WebhookSender:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
+        self._settings = settings
         self._allow_private = settings.webhook_allow_private
         self._timeout = settings.webhook_timeout_seconds
         # No proxy from the environment: it would connect for us, to an address that nobody checked. No connection is
@@ -42,9 +43,13 @@ class WebhookSender:
     async def send(self, message: Message) -> Delivered | Undelivered:
         body = await self._body(message)
         try:
+            headers = self._signed(message, body)
+        except Terminal as error:
+            return Undelivered(str(error))
+        try:
             async with asyncio.timeout(self._timeout):
                 places = await addresses.resolve(message.address, allow_private=self._allow_private)
-                return await self._post(message, body, places)
+                return await self._post(message.address, body, headers, places)
         except (addresses.Refused, addresses.Unresolved) as error:
             return Undelivered(str(error))
         except TimeoutError:
@@ -52,20 +57,27 @@ class WebhookSender:
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             return Undelivered(f"{type(error).__name__}: {error}")
 
-    async def _post(self, message: Message, body: str, places: list[str]) -> Delivered | Undelivered:
+    def _signed(self, message: Message, body: str) -> dict[str, str]:
+        assert message.sealed is not None
+        place = vault.place_of_webhook(message.tenant_id, message.destination_id)
+        return signed_headers(message, body, vault.decrypt(self._settings, place, message.sealed, "its secret"))
+
+    async def _post(
+        self, address: str, body: str, headers: dict[str, str], places: list[str]
+    ) -> Delivered | Undelivered:
         for place in places[:-1]:
             try:
-                return await self._post_to(message, body, place)
+                return await self._post_to(address, body, headers, place)
             except httpx2.ConnectError:
                 continue
-        return await self._post_to(message, body, places[-1])
+        return await self._post_to(address, body, headers, places[-1])
 
-    async def _post_to(self, message: Message, body: str, place: str) -> Delivered | Undelivered:
+    async def _post_to(self, address: str, body: str, headers: dict[str, str], place: str) -> Delivered | Undelivered:
         """To this address, but in the name of the host: its certificate is what counts."""
-        url = httpx2.URL(message.address)
+        url = httpx2.URL(address)
         request = self._client.build_request(
             "POST", url.copy_with(host=place), content=body.encode(),
-            headers={"Host": url.netloc.decode(), **signed_headers(message, body)},
+            headers={"Host": url.netloc.decode(), **headers},
             extensions={"sni_hostname": url.raw_host.decode()},
         )  # fmt: skip
         answer = await self._client.send(request, stream=True)
@@ -89,17 +101,16 @@ def run_data(run: Row) -> dict[str, Any]:
     return {"run_id": data.pop("id"), **data}
 
 
-def signed_headers(message: Message, body: str) -> dict[str, str]:
+def signed_headers(message: Message, body: str, secret: str) -> dict[str, str]:
     """The id stays the same over all tries, so that a receiver can tell a repetition; the time is this try's."""
     now = datetime.now(UTC)
-    assert message.secret is not None
     message_id = webhook_id(message.message_id)
     return {
         "content-type": "application/json",
         "user-agent": f"Interlock/{__version__}",
         "webhook-id": message_id,
         "webhook-timestamp": str(int(now.timestamp())),
-        "webhook-signature": Webhook(message.secret).sign(message_id, now, body),
+        "webhook-signature": Webhook(secret).sign(message_id, now, body),
     }
 
 
@@ -108,20 +119,5 @@ def _outcome(answer: httpx2.Response, now: datetime) -> Delivered | Undelivered:
     if 200 <= status < 300:
         return Delivered(status)
     where = f" to {answer.headers['location']}; redirects are not followed" if answer.has_redirect_location else ""
-    after = retry_after(answer.headers.get("retry-after"), now) if status in (429, 503) else None
+    after = retry_after(answer.headers.get("retry-after"), now, LONGEST_WAIT) if status in (429, 503) else None
     return Undelivered(f"answered {status}{where}", status, after, gone=status == 410)
-
-
-def retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds, or a date; what is neither is as good as nothing."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            at = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        seconds = (at.astimezone(UTC) - now).total_seconds()
-    return min(max(seconds, 0.0), _LONGEST_WAIT) if seconds == seconds else None

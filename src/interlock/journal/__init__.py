@@ -1,20 +1,25 @@
 """What happened: the entries of a run, their fold, and what may come next."""
 
-from interlock.journal.advance import ENGINE, Next, Settle, Stop, Wait, advance
+from interlock.journal.advance import ENGINE, Awaited, Next, Stop, Wait, advance
 from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
-from interlock.journal.journal import NO_OUTPUT, Journal, StepFold, encode
-from interlock.journal.words import Command, Word, apply_word
+from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
+from interlock.journal.undo import Settle, wind_up
+from interlock.journal.words import TIMED_OUT, Command, Word, apply_word
 
 __all__ = [
     "ENGINE",
+    "FATAL",
     "NO_OUTPUT",
+    "TIMED_OUT",
     "Ask",
     "AskKind",
+    "Awaited",
     "Command",
     "Entry",
     "EntryType",
+    "FlowEnd",
     "Journal",
     "Leave",
     "Next",
@@ -30,4 +35,5 @@ __all__ = [
     "encode",
     "ended",
     "go_on",
+    "wind_up",
 ]

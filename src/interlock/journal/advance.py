@@ -12,9 +12,11 @@ from typing import Any
 import orjson
 
 from interlock.definition.duration import parse_duration
+from interlock.definition.expression import Template
 from interlock.definition.plan import OnReject, StepKind
 from interlock.journal.ask import Ask, AskKind, ask
-from interlock.journal.journal import Journal, StepFold
+from interlock.journal.journal import Journal, StepFold, encode
+from interlock.journal.undo import Settle, next_undo, undone, wind_up
 from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
 
 ENGINE = "system:engine"
@@ -29,12 +31,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """The run is at its end."""
+class Awaited:
+    """An event from outside that a step waits for from now on. It may be there already."""
 
-    event: RunEvent
-    reason: RunReason
-    error: dict[str, Any] | None = None
+    step: str
+    type: str
+    correlation: str
+    timeout_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Next:
     # Begun according to the journal; whoever holds the run now has them in flight or has to begin them again.
     resume: list[StepFold] = field(default_factory=list)
     ask: list[Ask] = field(default_factory=list)
+    await_: list[Awaited] = field(default_factory=list)
     # None: steps are to be started or are in flight.
     then: Wait | Settle | Stop | None = None
 
@@ -58,9 +62,9 @@ def advance(journal: Journal, now: datetime) -> Next:
     """Skips, opens and parks what can be; the entries stand in `journal.unsaved` afterwards."""
     found = Next()
     if journal.status == RunState.CANCELING:
-        found.then = Stop(None)
+        found.then = _stop(journal, found, now)
         return found
-    while True:
+    while journal.end is None:
         before = journal.seq
         found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
         # A skip, an arrival or a failure may have made other steps reachable.
@@ -87,12 +91,12 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
     match step.kind:
-        case StepKind.TOOL:
+        case StepKind.TOOL | StepKind.FLOW:
             return fold.next_run_at is None or fold.next_run_at <= now
         case StepKind.APPROVAL:
             _open(journal, fold, found)
         case StepKind.WAIT:
-            _park(journal, fold, now)
+            _park(journal, fold, now, found)
     return False
 
 
@@ -140,15 +144,35 @@ def _open(journal: Journal, fold: StepFold, found: Next) -> None:
     )  # fmt: skip
 
 
-def _park(journal: Journal, fold: StepFold, now: datetime) -> None:
-    assert fold.step.duration is not None
+def _park(journal: Journal, fold: StepFold, now: datetime, found: Next) -> None:
     try:
-        seconds = parse_duration(fold.step.duration.render(journal.scope))
-        due_at = now + timedelta(seconds=seconds)
+        if fold.step.event is not None:
+            data = _await(journal, fold, now, found)
+        else:
+            assert fold.step.duration is not None
+            data = {"due_at": now + _span(fold.step.duration, journal)}
     except (ValueError, TypeError, OverflowError) as error:
         _fail(journal, fold, error)
         return
-    journal.move_step(fold, StepEvent.PARK, actor=ENGINE, data={"due_at": due_at})
+    journal.move_step(fold, StepEvent.PARK, actor=ENGINE, data=data)
+
+
+def _await(journal: Journal, fold: StepFold, now: datetime, found: Next) -> dict[str, Any]:
+    """Its time-out is no timer of the run's: whoever ends the wait, the event or the time-out, does so once."""
+    event = fold.step.event
+    assert event is not None
+    about = event.correlation.render(journal.scope)
+    about = encode(about) if isinstance(about, int | float) and not isinstance(about, bool) else about
+    if not isinstance(about, str) or not 0 < len(about) <= 500:
+        raise ValueError(f"the correlation is {about!r}; it must be a number or a text of 1 to 500 characters")
+    timeout_at = now + _span(event.timeout, journal) if event.timeout is not None else None
+    found.await_.append(Awaited(fold.step.key, event.type, about, timeout_at))
+    until = timeout_at.isoformat() if timeout_at is not None else None
+    return {"awaits": {"event": event.type, "correlation": about, "timeout_at": until}}
+
+
+def _span(template: Template, journal: Journal) -> timedelta:
+    return timedelta(seconds=parse_duration(template.render(journal.scope)))
 
 
 def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
@@ -160,12 +184,14 @@ def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
 def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
     unsettled = list(journal.open_steps())
     running = found.resume = [fold for fold in unsettled if fold.status == StepState.RUNNING]
-    failed = journal.failed
-    if failed is not None:
-        reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
-        ending = Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+    ending = _ending(journal)
+    if ending is not None:
         found.start.clear()
-        return Stop(ending) if running else ending
+        if running:
+            return Stop(ending)
+        return wind_up(journal, ending, actor=ENGINE) or _undo(journal, found, now)
+    if not unsettled and journal.plan.flow is not None:
+        return None  # its code says what comes next
     if not unsettled:
         refused = any(
             fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
@@ -175,6 +201,40 @@ def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | St
     if found.start or running:
         return None
     return _waiting(unsettled)
+
+
+def _ending(journal: Journal) -> Settle | None:
+    """A step failed for good, or the flow came to its end."""
+    failed, end = journal.failed, journal.end
+    if failed is not None:
+        reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
+        return Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+    if end is not None:
+        return Settle(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
+    return None
+
+
+def _stop(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
+    if journal.is_undoing:
+        return _undo(journal, found, now)
+    if not journal.undos or any(fold.status == StepState.RUNNING for fold in journal.open_steps()):
+        return Stop(None)
+    wind_up(journal, Settle(RunEvent.STOPPED, journal.asked), actor=ENGINE)
+    return _undo(journal, found, now)
+
+
+def _undo(journal: Journal, found: Next, now: datetime) -> Wait | Settle | None:
+    """One after the other: what was done last may build on what was done before it."""
+    fold = next_undo(journal)
+    if fold is None:
+        return undone(journal)
+    if fold.status == StepState.RUNNING:
+        found.resume = [fold]
+        return None
+    if fold.status == StepState.PENDING and (fold.next_run_at is None or fold.next_run_at <= now):
+        found.start = [fold]
+        return None
+    return Wait(journal.status, fold.next_run_at)
 
 
 def _waiting(unsettled: list[StepFold]) -> Wait:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from interlock.journal.advance import ENGINE, Settle, Wait
+from interlock.journal.advance import ENGINE, Wait
 from interlock.journal.entry import Entry
 from interlock.journal.journal import Journal, encode
+from interlock.journal.undo import Settle
 from interlock.lifecycle import RunEvent, RunReason, RunState
 
 _WAITS = {RunState.WAITING_APPROVAL: RunEvent.HOLD, RunState.WAITING_EXTERNAL: RunEvent.PARK}

@@ -20,6 +20,10 @@ class EntryType(Term):
     APPROVAL_REMINDED = "approval_reminded", "Half of an approval's time was over, and people were reminded of it."
     APPROVAL_ESCALATED = "approval_escalated", "Nobody had decided; a second group was asked too."
     APPROVAL_RESOLVED = "approval_resolved", "People decided, or nobody did in time."
+    VALUE_RECORDED = (
+        "value_recorded",
+        "A flow asked for the time, a random number or an id; it will get the same again.",
+    )
     ORPHAN_DETECTED = "orphan_detected", "The worker that held the run was lost."
 
 

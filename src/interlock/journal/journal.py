@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 import orjson
 
 from interlock.definition.expression import Scope
+from interlock.definition.flow import declared_step
 from interlock.definition.plan import Plan, Step
 from interlock.journal.entry import Entry, EntryType
 from interlock.lifecycle import (
@@ -28,6 +30,20 @@ from interlock.lifecycle import (
 )
 
 NO_OUTPUT = "null"
+
+# What a flow cannot catch: it was forbidden, or what became of it is not known.
+FATAL = frozenset(
+    {RunReason.POLICY_DENIED, RunReason.CAP_EXCEEDED, RunReason.ORPHANED, RunReason.RESUME_FAILED, RunReason.TIMED_OUT}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEnd:
+    """A flow came to its end: it returned, or it raised. Only whoever has its code can tell."""
+
+    result: str = NO_OUTPUT
+    reason: RunReason = RunReason.COMPLETED
+    error: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -44,6 +60,8 @@ class StepFold:
     reason: str | None = None
     next_run_at: datetime | None = None
     due_at: datetime | None = None
+    # The event from outside that it waits for: type, correlation and, if it has one, the time-out.
+    awaits: dict[str, Any] | None = None
     approval_id: str | None = None
     # What people were asked about and, once they said yes, what they allowed: one exact action.
     asked_digest: str | None = None
@@ -54,9 +72,18 @@ class StepFold:
     # What a person put in place of the workflow's input, field by field.
     edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
+    # What its models took and gave, if it said so.
+    tokens: dict[str, int] | None = None
     idempotency_key: str | None = None
+    # Whether it may be done again after a crash. A write says so with its intent; reading is harmless.
+    idempotent: bool = True
+    duration_ms: float | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    # The run that this step waits for.
+    child_id: str | None = None
+    # Of a flow's step: what its first entry has to say about it, until it has been said.
+    undeclared: dict[str, Any] | None = None
 
     def input(self, scope: Scope, secrets: Mapping[str, str] | None = None) -> Any:
         """What the tool is called with; secrets show their names until their values are handed in."""
@@ -80,6 +107,8 @@ class Journal:
         "_first_open",
         "_in_order",
         "asked",
+        "end",
+        "ending",
         "failed",
         "plan",
         "reason",
@@ -88,7 +117,9 @@ class Journal:
         "seq",
         "status",
         "steps",
+        "undos",
         "unsaved",
+        "values",
     )
 
     def __init__(self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any]) -> None:
@@ -98,12 +129,19 @@ class Journal:
         self.reason: RunReason | None = None
         self.asked = RunReason.CANCELED_BY_USER
         self.failed: StepFold | None = None
+        # How it is to end once all is undone: a reason and an error, or nothing in particular after a cancel.
+        self.ending: dict[str, Any] | None = None
         self.seq = 0
         self.steps = {step.key: StepFold(step) for step in plan.steps}
+        # What would have to be undone, in the order it was done.
+        self.undos: dict[str, StepFold] = {}
         self.scope = Scope(input, trigger, run)
         self.unsaved: list[Entry] = []
+        # Of a flow: how it ended, and what it was told by place when it asked for something that changes.
+        self.end: FlowEnd | None = None
+        self.values: dict[str, tuple[str, Any]] = {}
         self._first_open = 0
-        self._in_order = tuple(self.steps.values())
+        self._in_order = list(self.steps.values())
 
     # ------------------------------------------------------------ writing
 
@@ -153,6 +191,7 @@ class Journal:
     ) -> Entry:
         target = STEP.move(fold.status, event, to)
         attempt = fold.attempt + 1 if event in (StepEvent.CLAIM, StepEvent.RECLAIM) else fold.attempt
+        data = self.declaring(fold, data)
         return self._add(
             Entry(self.seq + 1, type, actor, fold.step.key, fold.status, event, target, attempt or None, data, output)
         )
@@ -161,6 +200,20 @@ class Journal:
         self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None
     ) -> Entry:
         return self._add(Entry(self.seq + 1, type, actor, step, data=data))
+
+    def declare(self, step: Step, said: dict[str, Any] | None = None) -> StepFold:
+        """A flow asks for a step. `said` is what the journal does not know of it yet."""
+        fold = StepFold(step, undeclared=said)
+        self.steps[step.key] = fold
+        self._in_order.append(fold)
+        return fold
+
+    def declaring(self, fold: StepFold, data: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The data of an entry about the step: with what it is, if this is the first about it."""
+        if fold.undeclared is None:
+            return data
+        said, fold.undeclared = fold.undeclared, None
+        return {"declares": said, **(data or {})}
 
     def begin(self, fold: StepFold) -> None:
         """The step is taken up. Its entry is written with its end, or by itself if it takes long."""
@@ -187,13 +240,23 @@ class Journal:
     def apply(self, entry: Entry) -> None:
         self.seq = entry.seq
         if entry.to_state is None:
-            if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
-                self._edit(self.steps[entry.step], entry.data)
-            return
-        if entry.step is None:
+            self._apply_note(entry)
+        elif entry.step is None:
             self._apply_to_run(entry, RunState(entry.to_state))
         else:
-            self._apply_to_step(self.steps[entry.step], entry, StepState(entry.to_state))
+            self._apply_to_step(self._met(entry.step, entry), entry, StepState(entry.to_state))
+
+    def _apply_note(self, entry: Entry) -> None:
+        if entry.type == EntryType.ACTION_EDITED and entry.step and entry.data:
+            self._edit(self.fold_of(entry.step), entry.data)
+        elif entry.type == EntryType.VALUE_RECORDED and entry.data:
+            self.values[entry.data["place"]] = (entry.data["kind"], entry.data["value"])
+
+    def _met(self, key: str, entry: Entry) -> StepFold:
+        """A flow's step is met first in the entry that declares it."""
+        if self.plan.flow is None or key in self.steps:
+            return self.fold_of(key)
+        return self.declare(declared_step(key, len(self.steps), (entry.data or {})["declares"]))
 
     def _edit(self, fold: StepFold, data: dict[str, Any]) -> None:
         fold.edited = data["fields"]
@@ -201,15 +264,18 @@ class Journal:
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
         self.status = status
-        if self.status == RunState.CANCELING:
+        if entry.event == RunEvent.COMPENSATE:
+            self.ending = (entry.data or {})["ending"]
+            self._cancel_unsettled(self.steps.values(), entry.at)
+        elif self.status == RunState.CANCELING:
             self.asked = RunReason((entry.data or {})["asked"])
         if self.status in RUN.terminal:
             self.reason = RunReason((entry.data or {})["reason"])
             if entry.event and fired_by("run", RunEvent(entry.event), "step"):
-                self._cancel_unsettled(entry.at)
+                self._cancel_unsettled(chain(self.steps.values(), self.undos.values()), entry.at)
 
-    def _cancel_unsettled(self, at: datetime | None) -> None:
-        for fold in self.steps.values():
+    def _cancel_unsettled(self, folds: Iterable[StepFold], at: datetime | None) -> None:
+        for fold in folds:
             if fold.status not in STEP.terminal:
                 fold.status = STEP.move(fold.status, StepEvent.CANCEL)
                 fold.completed_at = at
@@ -232,7 +298,9 @@ class Journal:
             case StepEvent.RECLAIM:
                 fold.reclaims += 1
             case StepEvent.PARK:
-                fold.due_at = _moment(data["due_at"])
+                fold.due_at = _moment(data["due_at"]) if "due_at" in data else None
+                fold.awaits = data.get("awaits")
+                fold.child_id = data.get("child")
             case StepEvent.OPEN | StepEvent.HOLD:
                 fold.approval_id = data["approval_id"]
                 fold.asked_digest = data.get("digest")
@@ -242,20 +310,33 @@ class Journal:
             case StepEvent.CLAIM:
                 fold.next_run_at = None
                 fold.receipt_id = data.get("receipt_id")
+                fold.idempotent = data.get("idempotent", fold.receipt_id is None)
                 if "started_at" in data:
                     fold.started_at = _moment(data["started_at"])
         if data:
             fold.last_error = data.get("error", fold.last_error)
             fold.reason = data.get("reason", fold.reason)
             fold.cost_usd += data.get("cost_usd", 0.0)
+            fold.duration_ms = data.get("duration_ms", fold.duration_ms)
+            if "costs" in data:
+                fold.tokens = _tokens(data["costs"], fold.tokens)
             fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
         if fold.status in STEP.terminal:
-            if fold.status == StepState.FAILED and self.failed is None:
-                self.failed = fold
             fold.completed_at = entry.at
             fold.next_run_at = None
             fold.output = entry.output
+            if fold.step.undoes is not None:
+                return
+            if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
+                self.failed = fold
+            # What another run did and this one only asked again is not this one's to undo.
+            undo = fold.step.undo
+            if undo is not None and fold.status == StepState.SUCCEEDED and "replayed_from" not in data:
+                self.undos[undo.key] = StepFold(undo)
             self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
+
+    def _is_fatal(self, fold: StepFold) -> bool:
+        return self.plan.flow is None or fold.reason in FATAL
 
     # ------------------------------------------------------------ reading
 
@@ -266,17 +347,55 @@ class Journal:
             self._first_open += 1
         return (fold for fold in folds[self._first_open :] if fold.status not in ended)
 
+    def fold_of(self, key: str) -> StepFold:
+        """A step of the workflow, or one that undoes it."""
+        return self.steps.get(key) or self.undos[key]
+
+    def scope_of(self, fold: StepFold) -> Scope:
+        """What its input may refer to: what undoes a step sees what that step returned."""
+        if fold.step.undoes is None:
+            return self.scope
+        return self.scope.seeing(orjson.loads(self.steps[fold.step.undoes].output or NO_OUTPUT))
+
+    def unsettled(self) -> Iterator[StepFold]:
+        """Steps that are not settled, and of what undoes them what is begun."""
+        yield from self.open_steps()
+        yield from (fold for fold in self.undos.values() if fold.attempt and fold.status not in STEP.terminal)
+
+    @property
+    def is_undoing(self) -> bool:
+        return self.ending is not None
+
+    @property
+    def compensation(self) -> list[StepFold]:
+        """What is undone or was, in that order: the last thing done comes first."""
+        return list(reversed(self.undos.values())) if self.is_undoing else []
+
     def result(self) -> str:
-        """A run's result is the output of the last step that has one."""
+        """A run's result is what its flow returned, or the output of the last step that has one."""
+        if self.plan.flow is not None:
+            return self.end.result if self.end else NO_OUTPUT
         outputs = (self.steps[step.key].output for step in reversed(self.plan.steps))
         return next((output for output in outputs if output is not None), NO_OUTPUT)
+
+    def has_children(self) -> bool:
+        return any(fold.child_id is not None for fold in self._in_order)
 
     def effects(self) -> int:
         """How many writes the run has made or is making."""
         return sum(fold.receipt_id is not None for fold in self._in_order)
 
     def cost_usd(self) -> float:
-        return sum(fold.cost_usd for fold in self.steps.values())
+        return sum(fold.cost_usd for fold in chain(self.steps.values(), self.undos.values()))
+
+
+def _tokens(costs: list[dict[str, Any]], before: dict[str, int] | None) -> dict[str, int] | None:
+    """Of every attempt; by the names that `ctx.cost` is told them under."""
+    told = [cost for cost in costs if "input_tokens" in cost or "output_tokens" in cost]
+    if not told:
+        return before
+    known = before or {"input": 0, "output": 0}
+    return {way: known[way] + int(sum(cost.get(f"{way}_tokens", 0) for cost in told)) for way in ("input", "output")}
 
 
 def _moment(value: str | datetime) -> datetime:

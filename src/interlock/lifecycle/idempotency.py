@@ -24,5 +24,9 @@ IDEMPOTENCY: Machine[IdempotencyState, IdempotencyEvent] = Machine(
         S.FAILED: {E.RETRY: S.PROCESSING},
         S.COMPLETED: {},
     },
-    columns={"response_body": frozenset({S.COMPLETED})},
+    columns={
+        "response_body": frozenset({S.COMPLETED}),
+        "error": frozenset({S.FAILED}),
+        "lock_expires_at": frozenset({S.PROCESSING}),
+    },
 )

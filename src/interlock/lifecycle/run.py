@@ -8,7 +8,7 @@ class RunState(Term):
     RUNNING = "running", "A step is claimed, claimable or waiting for its retry time."
     WAITING_APPROVAL = "waiting_approval", "Nothing can move until a person decides."
     WAITING_EXTERNAL = "waiting_external", "Nothing can move until an outside event or a timer."
-    CANCELING = "canceling", "Told to stop; in-flight work is being interrupted."
+    CANCELING = "canceling", "Told to stop, or failing; in-flight work is interrupted, then effects are undone."
     SUCCEEDED = "succeeded", "Every step succeeded or was skipped."
     FAILED = "failed", "Ended without reaching its goal; the reason says why."
     CANCELED = "canceled", "Stopped because somebody asked."
@@ -22,7 +22,8 @@ class RunEvent(Term):
     SUCCEED = "succeed", "The last step is settled."
     FAIL = "fail", "A step failed for good, a person said no, or time ran out."
     CANCEL = "cancel", "Somebody asked to stop it."
-    STOPPED = "stopped", "The last in-flight step ended after a cancel."
+    COMPENSATE = "compensate", "It is to end without reaching its goal, and what it did is undone first."
+    STOPPED = "stopped", "After a cancel nothing is in flight any more, and nothing is left to undo."
 
 
 class RunReason(Term):
@@ -38,6 +39,7 @@ class RunReason(Term):
     EXTERNAL_TIMEOUT = "external_timeout", "An outside event did not come in time."
     ORPHANED = "orphaned", "A step's worker was lost again and again."
     RESUME_FAILED = "resume_failed", "It could not be resumed safely after a crash."
+    COMPENSATION_FAILED = "compensation_failed", "What it had done could not all be undone."
     CAP_EXCEEDED = "cap_exceeded", "It went over one of its tenant's caps."
     CANCELED_BY_USER = "canceled_by_user", "An operator canceled it."
     CANCELED_BY_PARENT = "canceled_by_parent", "Its parent was canceled."
@@ -55,6 +57,7 @@ RUN: Machine[RunState, RunEvent] = Machine(
             E.PARK: S.WAITING_EXTERNAL,
             E.FAIL: S.FAILED,
             E.CANCEL: (S.CANCELING, S.CANCELED),
+            E.COMPENSATE: S.CANCELING,
         },
         S.RUNNING: {
             E.HOLD: S.WAITING_APPROVAL,
@@ -62,6 +65,7 @@ RUN: Machine[RunState, RunEvent] = Machine(
             E.SUCCEED: S.SUCCEEDED,
             E.FAIL: S.FAILED,
             E.CANCEL: (S.CANCELING, S.CANCELED),
+            E.COMPENSATE: S.CANCELING,
         },
         S.WAITING_APPROVAL: {
             E.RESUME: S.RUNNING,
@@ -69,6 +73,7 @@ RUN: Machine[RunState, RunEvent] = Machine(
             E.SUCCEED: S.SUCCEEDED,
             E.FAIL: S.FAILED,
             E.CANCEL: (S.CANCELING, S.CANCELED),
+            E.COMPENSATE: S.CANCELING,
         },
         S.WAITING_EXTERNAL: {
             E.RESUME: S.RUNNING,
@@ -76,8 +81,9 @@ RUN: Machine[RunState, RunEvent] = Machine(
             E.SUCCEED: S.SUCCEEDED,
             E.FAIL: S.FAILED,
             E.CANCEL: (S.CANCELING, S.CANCELED),
+            E.COMPENSATE: S.CANCELING,
         },
-        S.CANCELING: {E.STOPPED: S.CANCELED, E.FAIL: S.FAILED},
+        S.CANCELING: {E.STOPPED: S.CANCELED, E.FAIL: S.FAILED, E.COMPENSATE: S.CANCELING},
         S.SUCCEEDED: {},
         S.FAILED: {},
         S.CANCELED: {},

@@ -167,7 +167,9 @@ def _pg(program: str, *args: str) -> None:
     with tempfile.TemporaryFile() as output:
         result = subprocess.run(
             [str(binaries / program), *args],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False, **_as_user(),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False,
+            start_new_session=True,  # Ctrl-C is for us: we end what we began
+            **_as_user(),
         )  # fmt: skip
         if result.returncode != 0:
             output.seek(0)

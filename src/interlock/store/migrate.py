@@ -112,8 +112,11 @@ async def ensure_partitions(connection: Any, now: datetime) -> None:
         name = f"entry_{begin:%Y%m}"
         if name not in existing:
             low, high = floor_of(begin), floor_of(_month(now, ahead + 1))
+            # Both or neither: what refuses TRUNCATE on the journal is not asked about one of its partitions.
             await connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}')"
+                f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}');"
+                f"CREATE OR REPLACE TRIGGER entry_keep BEFORE TRUNCATE ON {name} FOR EACH STATEMENT"
+                " EXECUTE FUNCTION refuse_rewrite()"
             )
 
 

@@ -13,6 +13,7 @@ import asyncpg
 
 from interlock.store.pool import TRANSIENT, Database, behind_pooler, connection_options
 from interlock.telemetry import log
+from interlock.waiting import either
 
 READY = "interlock_ready"
 RUN = "interlock_run"
@@ -67,8 +68,7 @@ class Listener:
                 handler("")
             self.listening.set()
             while not broken.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(broken.wait(), 20)
+                await either(broken, 20)
                 # A half-open connection is only found by using it.
                 if not broken.is_set():
                     await connection.execute("SELECT 1", timeout=10)

@@ -155,7 +155,8 @@ class Database:
             try:
                 yield connection
             except asyncio.CancelledError:
-                connection._con.interrupted = True
+                if connection._con is not None:  # the pool may be gone already
+                    connection._con.interrupted = True
                 raise
 
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
@@ -186,8 +187,7 @@ class Database:
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
 
 
-def connection_options(database: Database, *, durable: bool = True) -> dict[str, Any]:
-    """Commits on a connection that is not `durable` are there at once, and may be forgotten if the server crashes."""
+def connection_options(database: Database) -> dict[str, Any]:
     settings = database.settings
     options: dict[str, Any] = {
         "dsn": database.url,
@@ -211,7 +211,6 @@ def connection_options(database: Database, *, durable: bool = True) -> dict[str,
             "enable_seqscan": "off",
             "enable_bitmapscan": "off",
         }
-        | ({} if durable else {"synchronous_commit": "off"})
     }
 
 

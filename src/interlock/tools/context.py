@@ -8,6 +8,7 @@ from uuid import UUID
 import structlog
 from pydantic_core import to_jsonable_python
 
+from interlock import tracing
 from interlock.governance.redact import Scrubber
 from interlock.telemetry import log
 
@@ -20,6 +21,7 @@ class Context:
     __slots__ = (
         "_canceled",
         "_idempotency_key",
+        "_traceparent",
         "attempt",
         "cost_usd",
         "costs",
@@ -42,6 +44,12 @@ class Context:
         self.scrubber: Scrubber | None = None
         self._idempotency_key = idempotency_key
         self._canceled: threading.Event | None = None
+        self._traceparent: str | None = None
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context to send along with requests, if the run has one."""
+        return tracing.current() or self._traceparent
 
     @property
     def idempotency_key(self) -> str:

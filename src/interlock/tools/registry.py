@@ -14,7 +14,9 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from interlock.definition.duration import parse_duration
 from interlock.errors import Invalid, Terminal
+from interlock.flows import Flows, make_flow
 from interlock.governance.action import ProposedAction
 from interlock.governance.redact import MARK
 from interlock.lifecycle import Tier
@@ -132,6 +134,9 @@ def _fields_hash(arguments: dict[str, Any]) -> str:
 class Registry:
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
+        self.flows = Flows()
+        # Grows with every change, so that who made something of the tools can see that it is out of date.
+        self.edition = 0
 
     def add(self, tool: Tool) -> None:
         known = self._tools.get(tool.name)
@@ -142,7 +147,19 @@ class Registry:
             raise Invalid(
                 f"tool {tool.name} is defined twice: in {known.function.__module__} and {tool.function.__module__}"
             )
+        self.put(tool)
+
+    def put(self, tool: Tool) -> None:
+        """In place of whatever has its name."""
         self._tools[tool.name] = tool
+        self.edition += 1
+
+    def copy(self) -> "Registry":
+        """Another with the same in it, to be changed by itself."""
+        copied = Registry()
+        copied._tools.update(self._tools)
+        copied.flows = self.flows.copy()
+        return copied
 
     def find(self, name: str) -> Tool | None:
         return self._tools.get(name)
@@ -209,6 +226,34 @@ def tool(
         raise Invalid(f"{name!r} is not a tool name; write connector.operation, like shop.refund")
     if risk not in tuple(Tier):
         raise Invalid(f"tool {name}: risk is low, med or high, not {risk!r}")
+    return decorate
+
+
+def flow(
+    name: str,
+    *,
+    version: str | int | None = None,
+    retired: bool = False,
+    timeout: str | float | None = None,
+    max_writes_per_run: int | None = None,
+    max_concurrency: int | None = None,
+    register: Registry | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an async function a flow: started by its name like a workflow, and run again from its journal.
+
+    A run keeps the version it began with. Without `version` every change of the function's code makes another one;
+    with it you say so yourself. `retired` keeps an old version for the runs that began with it.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        seconds = None if timeout is None else parse_duration(timeout)
+        made = make_flow(
+            function, name, version, retired=retired, timeout=seconds, max_writes_per_run=max_writes_per_run,
+            max_concurrency=max_concurrency,
+        )  # fmt: skip
+        (register or registry).flows.add(made)
+        return function
+
     return decorate
 
 

@@ -4,26 +4,33 @@ import asyncio
 import contextlib
 import random
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
 
+from interlock import tracing
+from interlock.definition.flow import declaration
+from interlock.definition.plan import Step, StepKind
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
-from interlock.engine.outside import entry_of, journal_for
+from interlock.engine.children import Child
+from interlock.engine.outside import entry_of, journal_for, trace_end
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.engine.workers import DEFAULT_LABEL
-from interlock.errors import LeaseLost, Unavailable
+from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
+from interlock.flows import Replay
 from interlock.governance.action import ProposedAction
-from interlock.governance.policy import Decision
 from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import (
     NO_OUTPUT,
+    TIMED_OUT,
     Ask,
     AskKind,
+    Awaited,
     Command,
     Entry,
     EntryType,
@@ -39,6 +46,7 @@ from interlock.journal import (
     ask,
     conclude,
     encode,
+    wind_up,
 )
 from interlock.lifecycle import ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 from interlock.store.pool import Row
@@ -51,9 +59,11 @@ from interlock.worker.executor import (
     Interrupted,
     Outcome,
     elapsed_ms,
+    encode_result,
     execute,
     finish,
     prepare,
+    propose_read,
     reconcile,
 )
 from interlock.worker.flush import Unacceptable
@@ -67,9 +77,9 @@ class Driver:
     """One run in this worker's hands."""
 
     __slots__ = (
-        "_actor", "_asks", "_begun", "_finished", "_inline", "_intents", "_mail", "_orphaned", "_overdue",
-        "_seals", "_since", "_slow", "_spent_before", "_tasks", "_wake", "_worker", "_zero", "journal", "lease", "row",
-        "task",
+        "_actor", "_asks", "_awaits", "_begun", "_children", "_finished", "_flow", "_inline", "_intents", "_mail",
+        "_orphaned", "_overdue", "_seals", "_since", "_slow", "_spent_before", "_tasks", "_traceparent", "_undoing",
+        "_wake", "_worker", "_zero", "journal", "lease", "row", "task",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -83,8 +93,8 @@ class Driver:
             RunState(row["status"]),
             row["workflow"],
             row["requested_by"],
+            row["parent_run_id"] is not None,
             row["side_id"],
-            row["job_id"],
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -98,14 +108,22 @@ class Driver:
         self._inline: tuple[StepFold, float] | None = None
         self._slow: set[str] = set()
         self._asks: list[Ask] = []
+        self._awaits: list[Awaited] = []
         self._intents: list[Intent] = []
         self._seals: list[Seal] = []
+        self._children: list[Child] = []
+        # Of a run whose steps a Python function asks for, if this worker has it.
+        self._flow: Replay | None = None
         self._overdue = False
         self._begun = False
         self._orphaned = False
+        self._undoing = False
         self._spent_before = 0.0
+        self._traceparent: str | None = None
 
     def now(self) -> datetime:
+        if (fixed := self._worker.database.clock()) is not None:
+            return max(fixed, self._zero)  # time stands still until somebody moves it
         return self._zero + timedelta(seconds=time.monotonic() - self._since)
 
     # ------------------------------------------------------------ the loop
@@ -133,6 +151,8 @@ class Driver:
             await self._hand_on(error)
         finally:
             self._end_trial()
+            if self._flow is not None:
+                self._flow.close()
 
     async def _hand_on(self, error: Exception) -> None:
         """Something that should not happen did. Once a step was begun the run ends with that, so nothing is repeated.
@@ -143,7 +163,8 @@ class Driver:
             await self._give_up(f"{type(error).__name__}: {error}")
         else:
             await asyncio.sleep(self._worker.settings.poll_seconds)
-            await self._worker.flusher.put(Write(self.lease, [], Leave(self.lease.status, queue=True), self.row["seq"]))
+            leave = Leave(self.lease.status, queue=True)
+            await self._worker.flusher.put(Write(self.lease, [], leave, self.row["seq"], next_side=self.lease.side_id))
 
     async def _abandon(self) -> None:
         """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
@@ -155,11 +176,15 @@ class Driver:
 
     async def _load(self) -> None:
         plan = await self._worker.plan_of(self.row)
+        self.lease.capped = plan.max_concurrency is not None
         self.journal = journal_for(self.row, plan)
+        given = self.journal.scope.trigger.get("traceparent")
+        self._traceparent = given if tracing.spans is None else tracing.run_traceparent(self.lease.run_id, given)
         if self.row["fresh"] and self.row["seq"] == 2:
             # Two entries are known without reading them: created, and started by this very claim. There are more
             # if the run continues another one, or had a gate or a wait before its first step.
             self.journal.seq, self.journal.status = 2, RunState.RUNNING
+            self._take_up_flow()
             return
         entries = await self._worker.database.fetch("journal_of", [self.lease.run_id], patience=float("inf"))
         self._refuse_to_act_for_another(entries)
@@ -167,7 +192,33 @@ class Driver:
         # Whoever woke the run may have looked at the clock after the claim did: what was due then is due now.
         self._zero = max(self._zero, entries[-1]["at"]) if entries else self._zero
         self._spent_before = self.journal.cost_usd()
+        self._undoing = self.journal.is_undoing
         self._orphaned = _nobody_went_on(entries)
+        self._take_up_flow()
+
+    def _take_up_flow(self) -> None:
+        if self._flow is not None:
+            self._flow.close()  # of a journal that could not be written
+        plan = self.journal.plan
+        if plan.flow is None or (flow := self._worker.shop.tools.flows.find(plan.name, plan.flow)) is None:
+            return
+        self._flow = Replay(
+            flow, self.journal, tenant_id=self.lease.tenant_id, input=orjson.loads(self.row["input"] or "null"),
+            actor=self._actor, clock=self.now, declares=self._declaration, encode=self._encode_result,
+        )  # fmt: skip
+
+    def _declaration(self, step: Step) -> dict[str, Any]:
+        """Of a write the input is kept with it: whoever edits or undoes the action has no code to ask."""
+        tool = self._worker.shop.tools.find(step.tool or "")
+        keep = tool is not None and tool.writes
+        return declaration(step, hidden=tool.secret if tool else frozenset(), with_input=keep)
+
+    def _encode_result(self, result: Any) -> str:
+        return encode_result(result, self._worker.shop.max_output_bytes)
+
+    @property
+    def _lacks_flow(self) -> bool:
+        return self.journal.plan.flow is not None and self._flow is None
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
         """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
@@ -175,17 +226,24 @@ class Driver:
             raise LeaseLost("somebody else holds the run now")
 
     def _advance(self) -> Next:
-        """Questions to people are kept until the entries that open them are saved."""
-        following = advance(self.journal, self.now())
-        self._asks += following.ask
-        return following
+        """Questions to people and waits for events are kept until the entries that open them are saved."""
+        flow = self._flow if self.journal.status != RunState.CANCELING else None
+        while True:
+            if flow is not None:
+                flow.resume()
+            following = advance(self.journal, self.now())
+            self._asks += following.ask
+            self._awaits += following.await_
+            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
+            if flow is None or not flow.has_news():
+                return following
 
     async def _stand_trial(self) -> None:
         """A step that lost a second worker is begun again, and counted, when no other such step is under way here.
 
         One of them may be what kills the workers. Side by side they would all reach the limit together.
         """
-        if not any(fold.reclaims for fold in self.journal.open_steps()):
+        if not any(fold.reclaims for fold in self.journal.unsettled()):
             return
         while self._worker.on_trial is not None and not (self._mail or self._worker.draining):
             self._wake.clear()
@@ -209,15 +267,22 @@ class Driver:
         for a write when it stopped gave the run back in order, but what it cut off is just as uncertain.
         """
         lost = self._orphaned
+        if self._lacks_flow:
+            return
+        if self._flow is not None:
+            self._flow.resume()  # what a step was called with is known only when the flow has asked for it again
+            if self.journal.end is not None:
+                return
         if lost:
             await self._stand_trial()
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if not self._writes(fold):
+                if fold.step.kind is StepKind.TOOL and not self._writes(fold) and self._is_served_here(fold):
                     self.journal.begin(fold)
-        for fold in list(self.journal.open_steps()):
-            if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
+        for fold in list(self.journal.unsettled()):
+            cut_off = fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None)
+            if cut_off and self._is_served_here(fold):
                 await self._reclaim_step(fold)
 
     async def _reclaim_step(self, fold: StepFold) -> None:
@@ -250,30 +315,34 @@ class Driver:
         if self._mail:
             await self._take_mail()
         following = self._advance()
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
         then = following.then
-        if self._overdue and not self._has_come_to_its_end(then):
-            then = Stop(
-                Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
-            )
+        if self._overdue and not self._undoing and not self._has_come_to_its_end(then):
+            then = Stop(TIMED_OUT)
         if isinstance(then, Stop):
             await self._interrupt()
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, then.ending or Settle(RunEvent.STOPPED, self.journal.asked), actor=self._actor)
+            if then is None:
+                return False
+        if self._lacks_flow and not isinstance(then, Settle):
+            return await self._await_flow()
         if then is not None:
             return await self._leave(then)
         if self._must_yield():
             return await self.let_go(Leave(self.journal.status, queue=True))
         starting = [] if self._worker.gives_back(self) else following.start
-        if self._has_labels and starting:
+        if following.resume:
+            starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
+        if starting and (self._is_away or any(fold.step.runs_on is not None for fold in starting)):
             here = [fold for fold in starting if self._is_served_here(fold)]
             if not here and not self._tasks and not self._finished:
                 return await self._move_to(starting[0].step.runs_on)
             starting = here
-        if following.resume:
-            starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
         calls = await self._ready(starting)
         if self.journal.unsaved:
             calls = await self._attempt(calls)
-        if self.journal.plan.is_sequence and len(calls) == 1:
+        if len(calls) == 1 and self._is_alone(calls[0]):
             await self._do_inline(calls[0])
         elif calls or self._tasks or self._finished:
             for call in calls:
@@ -284,24 +353,37 @@ class Driver:
     # ------------------------------------------------------------ labels
 
     @property
-    def _has_labels(self) -> bool:
-        return bool(self.journal.plan.labels) or self.lease.side_id != self.row["job_id"]
+    def _is_away(self) -> bool:
+        """In the lane of a label, and not where it is at home: with its tenant or its job."""
+        return bool(self.lease.side_id != self.row["job_id"])
 
     def _is_served_here(self, fold: StepFold) -> bool:
         """Steps that ask for a label go to workers that have it, all others to where the run is at home."""
-        labels = self._worker.labels
         if fold.step.runs_on is not None:
-            return fold.step.runs_on in labels
-        return self.lease.side_id == self.row["job_id"] or (self.row["job_id"] is None and DEFAULT_LABEL in labels)
+            return self._worker.serves(fold.step.runs_on)
+        return not self._is_away or (self.row["job_id"] is None and self._worker.serves(DEFAULT_LABEL))
 
     async def _move_to(self, label: str | None) -> bool:
-        """Into the lane that the next step's workers claim from."""
-        if label is not None:
-            self.lease.next_side = await self._worker.lane_for(self.lease.tenant_id, label)
-        left = await self.let_go(Leave(self.journal.status, queue=True))
-        if not left:
-            self.lease.next_side = self.row["job_id"]
-        return left
+        """Into the lane that the workers for the next step claim from."""
+        tenant_id = self.lease.tenant_id
+        lane = self.row["job_id"] if label is None else await self._worker.lane_for(tenant_id, label)
+        return await self._depart(Leave(self.journal.status, queue=True), lane)
+
+    # ------------------------------------------------------------ undoing
+
+    async def _begin_to_undo(self) -> None:
+        """Before anything is undone: what the run still asked and waited for is withdrawn with this very write."""
+        self._undoing = True
+        await self._save(stops=True)
+        self.lease.status = RunState.CANCELING
+        if self.journal.has_children():
+            self._worker.run_errands()
+
+    def _is_alone(self, call: Call) -> bool:
+        """Nothing else can move while it is done."""
+        if self._flow is None:
+            return self.journal.plan.is_sequence
+        return all(fold is call.fold for fold in self.journal.open_steps())
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """By itself, and not because its last step was interrupted."""
@@ -317,16 +399,44 @@ class Driver:
         """Resolve, and for a write: propose, judge, declare the intent. What does not get through is settled here."""
         calls = []
         for fold in folds:
+            if fold.step.kind is StepKind.FLOW:
+                await self._start_child(fold)
+                continue
             call = self._prepare(fold)
             if isinstance(call, Failed):
                 self._begin(fold)
                 self._settle_failure(fold, call, 0.0)
-            elif call.action is None or await self._passes(call):
+            elif call.action is None:
+                if self._worker.gate.lets_read(self.lease.tenant_id, call.tool.name) or await self._may_read(call):
+                    calls.append(call)
+            elif await self._passes(call):
                 calls.append(call)
         return calls
 
+    async def _start_child(self, fold: StepFold) -> None:
+        """The child is there with the entry that says that the step waits for it."""
+        step = fold.step
+        assert step.workflow is not None
+        try:
+            version, plan = await self._worker.plans.current(self.lease.tenant_id, step.workflow, step.version)
+        except (NotFound, Conflict) as error:
+            self._begin(fold)
+            self._fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
+            return
+        child = Child(
+            uuid7(), self.row, step.key, step.workflow, version, fold.input(self.journal.scope), plan.timeout,
+            plan.max_concurrency is not None, self._traceparent,
+        )  # fmt: skip
+        data = {"child": str(child.id), "workflow": step.workflow, "version": version}
+        self.journal.move_step(fold, StepEvent.PARK, actor=self._actor, data=data)
+        self._children.append(child)
+
     def _prepare(self, fold: StepFold) -> Call | Failed:
-        return prepare(self._worker.shop, fold, self.journal.scope, self.lease.run_id, self.lease.tenant_id)
+        scope = self.journal.scope_of(fold)
+        call = prepare(self._worker.shop, fold, scope, self.lease.run_id, self.lease.tenant_id)
+        if self._traceparent is not None and isinstance(call, Call):
+            call.context._traceparent = self._traceparent
+        return call
 
     async def _passes(self, call: Call) -> bool:
         fold = call.fold
@@ -337,7 +447,28 @@ class Driver:
             self._begin(fold)
             self._fail(fold, over, RunReason.CAP_EXCEEDED)
             return False
-        verdict = await self._worker.gate.judge(self.row, fold, call.action, self.now())
+        passed = await self._judged(fold, call.action)
+        if passed is not None:
+            self._declare(call, passed)
+        return passed is not None
+
+    async def _may_read(self, call: Call) -> bool:
+        """Judged anew at every try. Nothing is declared before it: what let it through goes with the step's end."""
+        if await self._worker.gate.needs_no_judge(self.lease.tenant_id, call.tool.name):
+            return True
+        action = propose_read(self._worker.shop, call)
+        if isinstance(action, Failed):
+            self._begin(call.fold)
+            self._settle_failure(call.fold, action, 0.0)
+            return False
+        passed = await self._judged(call.fold, action)
+        if passed is not None:
+            call.grounds = _grounds(passed)
+        return passed is not None
+
+    async def _judged(self, fold: StepFold, action: ProposedAction) -> Pass | None:
+        """What is denied or held is taken down here."""
+        verdict = await self._worker.gate.judge(self.row, fold, action, self.now())
         match verdict:
             case Deny(decision):
                 self._begin(fold)
@@ -347,18 +478,22 @@ class Driver:
                     "rules": list(decision.rule_ids),
                 }
                 self._fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
-                return False
+                return None
             case Hold(decision, about):
                 self._begin(fold)
                 data = {"decision": decision.recorded()}
                 self._asks.append(ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
-                return False
-            case Pass(decision, approval_id, grant_id):
-                self._declare(call, decision, approval_id, grant_id)
-                return True
+                return None
+            case Pass():
+                return verdict
 
     def _over_cap(self, fold: StepFold) -> dict[str, Any] | None:
-        """Against the stricter of two caps. Another try at a write that was counted is not another write."""
+        """Against the stricter of two caps. Another try at a write that was counted is not another write.
+
+        What undoes one is none either: a run that went over its cap must still be able to take back what it did.
+        """
+        if fold.step.undoes is not None:
+            return None
         caps = {"tenant": self.row["max_writes_per_run"], "workflow": self.journal.plan.max_writes_per_run}
         known = [(cap, whose) for whose, cap in caps.items() if cap is not None]
         if not known or fold.receipt_id is not None or self.journal.effects() < min(known)[0]:
@@ -366,22 +501,29 @@ class Driver:
         cap, whose = min(known)
         return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
 
-    def _declare(self, call: Call, decision: Decision, approval_id: UUID | None, grant_id: UUID | None) -> None:
+    def _declare(self, call: Call, passed: Pass) -> None:
         """The intent is committed before the effect begins, so that after a crash we know that it may have happened."""
         assert call.action is not None
         call.receipt_id = uuid7()
         key = call.context.idempotency_key
-        data = {"receipt_id": str(call.receipt_id), "decision": decision.recorded(), "idempotency_key": key}
-        if approval_id or grant_id:
-            data |= {"allowed_by": f"approval:{approval_id}" if approval_id else f"grant:{grant_id}"}
+        data = {"receipt_id": str(call.receipt_id), "idempotency_key": key, **_grounds(passed)}
+        if call.tool.idempotent:
+            data["idempotent"] = True
         self.journal.move_step(call.fold, StepEvent.CLAIM, actor=self._actor, data=data)
         self._intents.append(
             Intent(
                 id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
-                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo, approval_id=approval_id,
+                digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
+                approval_id=passed.approval_id,
                 request_metadata=encode(self._metadata(call.action.fields, call.tool)),
+                reverses=self._reverses(call.fold),
             )
         )  # fmt: skip
+
+    def _reverses(self, fold: StepFold) -> UUID | None:
+        """The receipt of what it undoes, if that was this run's own write."""
+        done = self.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
+        return UUID(done.receipt_id) if done is not None and done.receipt_id is not None else None
 
     def _metadata(self, value: Any, tool: Tool) -> Any:
         return metadata(value, allow=tool.show, salt=self._worker.shop.salts(self.lease.tenant_id))
@@ -407,7 +549,7 @@ class Driver:
             )
             self._fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
         elif prior.status == ReceiptState.SUCCEEDED:
-            data = {"receipt_id": str(prior.id), "replayed_from": str(prior.run_id)}
+            data = {"replayed_from": str(prior.run_id)} | ({"receipt_id": str(prior.id)} if prior.id else {})
             self.journal.move_step(
                 fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=prior.output or NO_OUTPUT
             )
@@ -469,7 +611,7 @@ class Driver:
 
     async def _next_outcome(self) -> None:
         """Wait for a step, for mail, or for the time of a retry or a wait that runs beside the steps."""
-        times = [t for f in self.journal.open_steps() for t in (f.next_run_at, f.due_at) if t is not None]
+        times = [t for f in self.journal.unsettled() for t in (f.next_run_at, f.due_at) if t is not None]
         patience = max((min(times) - self.now()).total_seconds(), 0.0) if times else None
         if not self._finished and not self._mail:
             try:
@@ -500,12 +642,13 @@ class Driver:
                 data: dict[str, object] = {"duration_ms": duration_ms, **_costs(context)}
                 if context._idempotency_key:
                     data["idempotency_key"] = context._idempotency_key
+                data |= call.grounds or {}
                 if reconciled:
                     data["reconciled"] = True
                 self._seal(fold, ReceiptState.SUCCEEDED, output, call.tool)
                 self.journal.move_step(fold, StepEvent.SUCCEED, actor=self._actor, data=data, output=output)
             case Failed():
-                self._settle_failure(fold, outcome, duration_ms)
+                self._settle_failure(fold, outcome, duration_ms, call.grounds)
             case Interrupted():
                 self._seal(fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
                 self.journal.move_step(fold, StepEvent.CANCEL, actor=self._actor, data={"duration_ms": duration_ms})
@@ -514,10 +657,14 @@ class Driver:
         """With the entry that settles the step, in one transaction."""
         if fold.receipt_id is not None:
             shown = encode(self._metadata(orjson.loads(output), tool)) if output and tool else None
-            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown))
+            releases = self._reverses(fold) if state == ReceiptState.FAILED else None
+            self._seals.append(Seal(UUID(fold.receipt_id), state, output, shown, releases))
 
-    def _settle_failure(self, fold: StepFold, failed: Failed, duration_ms: float) -> None:
+    def _settle_failure(
+        self, fold: StepFold, failed: Failed, duration_ms: float, grounds: dict[str, Any] | None = None
+    ) -> None:
         data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
+        data |= grounds or {}
         self._seal(fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
         failures = fold.failures + 1
         retry = fold.step.retry
@@ -543,7 +690,7 @@ class Driver:
             self._note_slow(*self._inline)
         for key, (_, began) in self._tasks.items():
             if began < at:
-                self._note_slow(self.journal.steps[key], began)
+                self._note_slow(self.journal.fold_of(key), began)
 
     def _note_slow(self, fold: StepFold, began: float) -> None:
         if fold.step.key in self._slow or self.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
@@ -554,7 +701,7 @@ class Driver:
         since = self.now() - timedelta(seconds=time.perf_counter() - began)
         entry = Entry(
             self.journal.seq + 1, "step_transition", self._actor, fold.step.key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt, {"started_at": since},
+            StepState.RUNNING, fold.attempt, self.journal.declaring(fold, {"started_at": since}),
         )  # fmt: skip
         self.journal.seq = entry.seq
         self._worker.flusher.put(Write(self.lease, [entry]))
@@ -570,8 +717,9 @@ class Driver:
     async def _interrupt_if_asked(self) -> None:
         words = await inbox.read(self._worker.database, self.lease.run_id)
         urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
-        # Once: it may be busy undoing what it did.
-        if urgent and self._inline is not None and self.task is not None and not self.task.cancelling():
+        # What undoes a step is not stopped: the run does already what it is told to. Once: it may be busy cleaning up.
+        stoppable = self._inline is not None and self._inline[0].step.undoes is None
+        if urgent and stoppable and self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     async def _take_mail(self) -> None:
@@ -599,15 +747,17 @@ class Driver:
 
     # ------------------------------------------------------------ writing and letting go
 
-    async def _save(self, drained: list[int] | None = None) -> Answer:
-        return await self._write(
-            Write(self.lease, self.journal.take_unsaved(), beside=self._take_beside(), drained=drained or [])
-        )
+    async def _save(self, drained: list[int] | None = None, *, stops: bool = False) -> Answer:
+        beside = self._take_beside(stops=stops)
+        return await self._write(Write(self.lease, self.journal.take_unsaved(), beside=beside, drained=drained or []))
 
-    def _take_beside(self) -> Beside:
+    def _take_beside(self, *, stops: bool = False) -> Beside:
         """What has to be committed with the entries that speak of it."""
-        beside = Beside(self._asks, self._intents, self._seals)
-        self._asks, self._intents, self._seals = [], [], []
+        beside = Beside(
+            self._asks, self._intents, self._seals, self._awaits, stops, self._children,
+            stops_children=stops and self.journal.has_children(),
+        )  # fmt: skip
+        self._asks, self._intents, self._seals, self._awaits, self._children = [], [], [], [], []
         return beside
 
     async def _write(self, write: Write) -> Answer:
@@ -621,18 +771,42 @@ class Driver:
     async def _leave(self, then: Wait | Settle) -> bool:
         return await self.let_go(conclude(self.journal, then, actor=self._actor))
 
-    async def let_go(self, leave: Leave) -> bool:
+    async def _await_flow(self) -> bool:
+        """The version that the run began with is not here. It waits for a worker that has it, and says so."""
+        flow = self.journal.plan.awaited
+        log.warning("flow_not_deployed", run_id=str(self.lease.run_id), flow=flow)
+        entry = self.journal.draft_move(RunEvent.PARK, actor=self._actor, data={"awaits_flow": flow})
+        return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
+
+    async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
+        """A run that others go on with stays in its lane, for what was begun there is for there; else it goes home."""
+        return await self._depart(leave, self.lease.side_id if leave.queue else self.row["job_id"], undeployed)
+
+    async def _depart(self, leave: Leave, lane: UUID | None, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
+        if self._awaits:
+            # While the run is still ours: what it is to wait for may have come already.
+            await self._save()
+            if self._mail:
+                return False
         entries, beside = self.journal.take_unsaved(), self._take_beside()
+        kept_back = beside
+        if leave.reason is not None and self.journal.has_children():
+            beside = replace(beside, stops_children=True)
+        if undeployed is not None:
+            beside = replace(beside, undeployed=undeployed)
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
-        answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
+        write = Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside, next_side=lane)
+        answer = await self._write(write)
         if answer.kept:
             self._log_end(leave)
+            if beside.stops_children or (self.lease.has_parent and leave.reason is not None):
+                self._worker.run_errands()
             return True
         if entries:
-            await self._write(Write(self.lease, entries, beside=beside))
+            await self._write(Write(self.lease, entries, beside=kept_back))
         self._mail = True
         if not await inbox.read(self._worker.database, self.lease.run_id, patience=float("inf")):
             raise LeaseLost("somebody else holds the run now")
@@ -647,6 +821,7 @@ class Driver:
             "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
             duration_ms=round(seconds * 1000),
         )  # fmt: skip
+        trace_end(self.row, self.now(), leave.status, leave.reason)
 
     def _must_yield(self) -> bool:
         if self._tasks or self._finished:
@@ -666,11 +841,13 @@ class Driver:
             error = {"type": "Unacceptable", "message": why.replace("\x00", "\ufffd")[:2000]}
             data = {"error": error, "reason": RunReason.TERMINAL_ERROR}
             self.journal.move_step(fold, StepEvent.FAIL, actor=self._actor, data=data)
-        then = self._advance().then
+        then: object = self._advance().then
         if isinstance(then, Stop):
-            then = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
-        if isinstance(then, Settle):
-            await self._leave(then)
+            ending = then.ending or Settle(RunEvent.STOPPED, self.journal.asked)
+            then = wind_up(self.journal, ending, actor=self._actor)
+        if self.journal.is_undoing and not self._undoing:
+            await self._begin_to_undo()
+        await (self._leave(then) if isinstance(then, Settle) else self.let_go(Leave(self.journal.status, queue=True)))
 
 
 def _nobody_went_on(entries: list[Row]) -> bool:
@@ -679,6 +856,13 @@ def _nobody_went_on(entries: list[Row]) -> bool:
     Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
     """
     return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED
+
+
+def _grounds(passed: Pass) -> dict[str, Any]:
+    grounds: dict[str, Any] = {"decision": passed.decision.recorded()}
+    if passed.approval_id:
+        return grounds | {"allowed_by": f"approval:{passed.approval_id}"}
+    return grounds | {"allowed_by": f"grant:{passed.grant_id}"} if passed.grant_id else grounds
 
 
 def _costs(context: Context | None) -> dict[str, object]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as Threads
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from interlock import tracing
 from interlock.definition.expression import Scope
 from interlock.engine.keyfiles import Salts
 from interlock.engine.secrets import Secrets
@@ -30,6 +32,7 @@ from interlock.journal import StepFold
 from interlock.lifecycle import StepState
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, Context, DidNotHappen, Happened, Registry, Tool, Veil, default_key, explain
+from interlock.waiting import retry_after
 
 _THREAD_GRACE_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 86400.0
@@ -85,6 +88,8 @@ class Call:
     scope: Scope
     action: ProposedAction | None = None
     receipt_id: UUID | None = None
+    # For a read that was judged: the decision that let it through.
+    grounds: dict[str, Any] | None = None
     # Values that must not be seen: what the tool calls secret and, once they are opened, the secrets it is given.
     hidden: set[str] = field(default_factory=set)
 
@@ -123,6 +128,15 @@ def prepare(shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_i
         return failure(Terminal(str(error) or type(error).__name__))
 
 
+def propose_read(shop: Workshop, call: Call) -> ProposedAction | Failed:
+    """The action of a tool that only reads, for a policy that has something to say about it."""
+    try:
+        veil = Veil(shop.salts(call.context.tenant_id) if call.tool.secret else None)
+        return call.tool.propose(call.arguments, call.tool.shown(call.arguments, veil), call.fold.secrets)
+    except Exception as error:
+        return failure(Terminal(str(error) or type(error).__name__), call.context)
+
+
 def effect_key(run_id: UUID, step: str, action: ProposedAction) -> str:
     """For a tool that does not name its effects. An edited action is another effect, and has another key."""
     return f"{default_key(run_id, step)}:{action.digest[:16]}"
@@ -143,8 +157,21 @@ def find(tools: Registry, name: str) -> Tool:
 
 
 async def execute(shop: Workshop, call: Call) -> Outcome:
-    outcome = await attempt(shop, call)
+    outcome = await attempt(shop, call) if tracing.spans is None else await traced_attempt(tracing.spans, shop, call)
     call.context.scrub_costs()
+    return outcome
+
+
+async def traced_attempt(spans: tracing.Spans, shop: Workshop, call: Call) -> Outcome:
+    context = call.context
+    about = {
+        "interlock.run_id": str(context.run_id), "interlock.step": context.step, "interlock.attempt": context.attempt,
+    }  # fmt: skip
+    with spans.span(f"step {context.step}", about, parent=context._traceparent) as span:
+        outcome = await attempt(shop, call)
+        span.set_attribute("interlock.outcome", type(outcome).__name__.lower())
+        # As it is kept in the journal: without secrets.
+        tracing.fail(span, str(outcome.error.get("message")) if isinstance(outcome, Failed) else None)
     return outcome
 
 
@@ -177,6 +204,13 @@ async def perform(shop: Workshop, call: Call) -> Any:
 
 
 async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+    if tracing.spans is None:
+        return await call_tool(shop, call, arguments)
+    with tracing.spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}):
+        return await call_tool(shop, call, arguments)
+
+
+async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
     tool, context, timeout = call.tool, call.context, call.timeout
     args = (context,) if tool.wants_context else ()
     if timeout is None:
@@ -259,7 +293,15 @@ def keep(shop: Workshop, call: Call, result: Any) -> str:
 
 
 def encode_output(result: Any, limit: int, tool: Tool, veil: Veil) -> str:
-    encoded = tool.kept(result, veil) if tool.result is not None else _as_json(result, veil)
+    return _fitting(tool.kept(result, veil) if tool.result is not None else _as_json(result, veil), limit)
+
+
+def encode_result(result: Any, limit: int) -> str:
+    """What a flow returned, as it is kept."""
+    return _fitting(_as_json(result, Veil()), limit)
+
+
+def _fitting(encoded: bytes, limit: int) -> str:
     if len(encoded) > limit:
         raise Terminal(
             f"the output has {len(encoded):,} bytes; at most {limit:,} are kept (INTERLOCK_MAX_OUTPUT_BYTES)"
@@ -306,13 +348,17 @@ def sort(error: BaseException) -> tuple[bool, float | None]:
         case Terminal() | ValidationError():
             return False, None
         case Retryable():
-            return True, _seconds(error.after)
+            return True, _after(error.after)
     status = _status(error)
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
         return False, None
     headers = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None)
     get: Callable[[str], Any] = getattr(headers, "get", lambda _: None)
-    return True, _seconds(get("Retry-After") or get("retry-after"))
+    return True, _after(get("Retry-After") or get("retry-after"))
+
+
+def _after(value: Any) -> float | None:
+    return retry_after(value, datetime.now(UTC), _LONGEST_RETRY_SECONDS) if value is not None else None
 
 
 def _status(error: BaseException) -> int | None:
@@ -324,15 +370,6 @@ def _statuses(error: BaseException, response: Any) -> Iterator[Any]:
     yield getattr(response, "status_code", None)
     yield getattr(error, "status_code", None)
     yield getattr(error, "status", None)
-
-
-def _seconds(value: Any) -> float | None:
-    """What a foreign system says is bounded: a run must not be lost to a nonsensical number."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return None  # not said, or as a date
-    return min(seconds, _LONGEST_RETRY_SECONDS) if seconds >= 0 else None
 
 
 def describe(error: BaseException, scrubber: Scrubber | None = None) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Flusher:
         metrics.flush_size.observe(sum(len(w.entries) for w in writes))
         for (write, future), answer in zip(batch, answers, strict=True):
             if answer.kept:
-                observe(write.lease.workflow, write.entries, None)
+                observe(write.lease.run_id, write.lease.workflow, write.entries, None)
             if not future.done():
                 future.set_result(answer)
 

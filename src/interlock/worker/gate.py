@@ -1,4 +1,7 @@
-"""The gate: every write is judged by its tenant's policy, and refused, held for people, or let through."""
+"""The gate: what a tool does is judged by its tenant's policy, and refused, held for people, or let through.
+
+Every write is. A read is where the policy has a rule that could say anything but yes.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,6 +49,15 @@ class Gate:
     def __init__(self, database: Database, policies: Policies) -> None:
         self._database = database
         self._policies = policies
+
+    def lets_read(self, tenant_id: UUID, tool: str) -> bool:
+        """Without asking anybody: the policy in force is at hand, and has nothing against this tool whoever asks."""
+        policy = self._policies.at_hand(tenant_id)
+        return policy is not None and policy.always_allows(tool)
+
+    async def needs_no_judge(self, tenant_id: UUID, tool: str) -> bool:
+        policy = await self._policies.current(tenant_id, patience=float("inf"))
+        return policy.always_allows(tool)
 
     async def judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
         try:

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import inbox, leases, workers
+from interlock.engine import children, inbox, leases, workers
 from interlock.engine.keyfiles import Salts
 from interlock.engine.leases import Orders
 from interlock.engine.policies import Policies
@@ -28,6 +28,7 @@ from interlock.store.notify import WORKER as ORDERS
 from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
+from interlock.waiting import either
 from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
@@ -42,14 +43,6 @@ _HEAD_START = 4
 # A worker that is short of memory goes on when it has this part of its limit; one that cannot get there is replaced.
 _ENOUGH_MEMORY = 0.9
 _MEMORY_PATIENCE_SECONDS = 10.0
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Not `wait_for`: before Python 3.12 it swallows a cancellation that comes together with the event, and a worker
-    that is told to end would go on for ever."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 class Worker:
@@ -68,7 +61,7 @@ class Worker:
         self._parent = os.getppid()
         self._short_since: float | None = None
         self._label_lanes: set[tuple[UUID, str]] = set()
-        self.plans = Plans(database)
+        self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
         self.gate = Gate(database, self.policies)
         threads = ThreadPoolExecutor(self.capacity, "step")
@@ -77,6 +70,7 @@ class Worker:
         self.draining = False
         self.abandoning = False
         self.crowded = False
+        self._alone = False
         self.on_trial: Driver | None = None
         self._forgot = False
         self.me = leases.NOBODY
@@ -85,6 +79,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._suspicious = asyncio.Event()
+        self._errands = asyncio.Event()
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------ life
@@ -129,6 +124,7 @@ class Worker:
                 "claim": self._claim_forever(),
                 "beat": self._beat_forever(),
                 "tick": self._tick_forever(stop),
+                "errands": self._run_errands_forever(),
             }.items()
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -149,8 +145,7 @@ class Worker:
             for task in [*tasks, stopping, *self._side_tasks]:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), 10)
+            await either(self._idle, 10)
             self.drivers.clear()
             self.abandoning = False
         return not ordered_to_end
@@ -204,17 +199,48 @@ class Worker:
         claiming.cancel()
         for driver in self.drivers.values():
             driver._wake.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.settings.drain_seconds)
+        await either(self._idle, self.settings.drain_seconds)
         self.abandoning = True
         self._cancel_drivers()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), 10)
+        await either(self._idle, 10)
 
     def _cancel_drivers(self) -> None:
         for driver in list(self.drivers.values()):
             if driver.task is not None:
                 driver.task.cancel()
+
+    # ------------------------------------------------------------ by hand
+
+    @contextlib.asynccontextmanager
+    async def by_hand(self) -> AsyncIterator[None]:
+        """Alive, and claiming only when `work_off` says so; for whoever wants nothing to happen by itself.
+
+        There is no other worker then, so it does what steps ask of workers with other labels too.
+        """
+        self._alone = True
+        self.me = await self._register()
+        self.flusher = Flusher(self.database, self.me)
+        flushing = asyncio.create_task(self.flusher.run())
+        try:
+            yield
+        finally:
+            self.abandoning = True
+            self._cancel_drivers()
+            flushing.cancel()
+            await asyncio.gather(flushing, return_exceptions=True)
+            self.shop.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def work_off(self) -> int:
+        """Do all that can be claimed, and say how many runs that were."""
+        worked = 0
+        async with self.database.connection() as connection:
+            while (claim := await leases.claim(Tx(connection), self.database.clock(), self.me, self.capacity)).runs:
+                self._take_up(claim.runs)
+                await self.idle()
+                worked += len(claim.runs)
+            if stuck := await leases.leases_of(Tx(connection), self.database.clock(), self.me):
+                raise RuntimeError(f"run {stuck[0]['id']} could not be driven; the log says why")
+        return worked
 
     # ------------------------------------------------------------ claiming
 
@@ -224,9 +250,7 @@ class Worker:
         while not self.draining:
             try:
                 if connection is None or connection.is_closed():
-                    # A claim that a crash of the server forgets was never made: its token is refused, and whatever
-                    # was written under it would have made it durable too.
-                    connection = await asyncpg.connect(**connection_options(self.database, durable=False))
+                    connection = await asyncpg.connect(**connection_options(self.database))
                 while not self.draining:
                     if unsure or self._forgot:
                         self._forgot = False
@@ -238,7 +262,7 @@ class Worker:
                     pause = await self._claim_once(Tx(connection))
                     unsure = False
                     if pause:
-                        await _either(self._wake, pause)
+                        await either(self._wake, pause)
             except TRANSIENT as error:
                 log.warning("claim_retry", error=str(error) or type(error).__name__)
                 if connection is not None:
@@ -295,6 +319,7 @@ class Worker:
 
     def _take_up(self, rows: list[Row]) -> None:
         for row in rows:
+            self.policies.seen(row["tenant_id"], row["policy_version"])
             if row["id"] in self.drivers:
                 # Given back and claimed again before its driver was told: it is taken up when that one has left.
                 asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
@@ -305,6 +330,10 @@ class Worker:
             driver.task.add_done_callback(lambda task, driver=driver: self._let_out(driver, task))  # type: ignore[misc]
         if rows:
             self._idle.clear()
+
+    async def idle(self) -> None:
+        """Wait until this worker holds no run."""
+        await self._idle.wait()
 
     def _let_out(self, driver: Driver, task: "asyncio.Task[None]") -> None:
         if self.drivers.get(driver.lease.run_id) is driver:
@@ -325,10 +354,10 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         """Raises LeaseLost when the database says so, or when we could not ask for so long that it must have."""
-        interval = min(self.settings.lease_seconds / 3, 10.0)
+        interval = min(self.settings.lease_seconds / 3, self.settings.heartbeat_seconds)
         last = time.monotonic()
         while True:
-            await _either(self._suspicious, interval)
+            await either(self._suspicious, interval)
             self._suspicious.clear()
             try:
                 self._obey(await leases.beat(self.database, self.me))
@@ -362,6 +391,9 @@ class Worker:
         if self.draining or self.orders.status != WorkerState.RUNNING:
             return True
         return self.orders.job_id is not None and driver.row["job_id"] != self.orders.job_id
+
+    def serves(self, label: str) -> bool:
+        return self._alone or label in self.labels
 
     async def lane_for(self, tenant_id: UUID, label: str) -> UUID:
         lane = leases.label_lane(tenant_id, label)
@@ -417,6 +449,9 @@ class Worker:
     async def _check(self) -> None:
         """The slow poll beneath the notifications: mail, orders, and whether others wait for our slots."""
         with contextlib.suppress(Unavailable):
+            if flows := self.shop.tools.flows.all():
+                awaited = [flow.plan.awaited for flow in flows]
+                await children.wake_awaiting(self.database, awaited, self.me.actor)
             full = len(self.drivers) >= self.capacity
             pools = list(self._pools())
             self.crowded = full and await self.database.value("work_is_waiting_in", pools, self.tenants)
@@ -442,6 +477,17 @@ class Worker:
         for run_id in await inbox.runs_with_mail(self.database, self.me):
             if driver := self.drivers.get(run_id):
                 driver.nudge()
+
+    def run_errands(self) -> None:
+        """Parents and children need not wait for the next sweep."""
+        self._errands.set()
+
+    async def _run_errands_forever(self) -> None:
+        while True:
+            await self._errands.wait()
+            self._errands.clear()
+            with contextlib.suppress(Unavailable):
+                await children.deliver(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

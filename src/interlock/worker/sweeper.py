@@ -1,4 +1,4 @@
-"""The sweeper: timers, deadlines, lost workers and housekeeping, in every process that has a loop to spare."""
+"""The sweeper: timers, schedules, deadlines, lost workers, housekeeping, in every process with a loop to spare."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from interlock.engine import audit, evidence, jobs, sweeps
+from interlock.engine import audit, children, evidence, jobs, schedules, sweeps
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Signing
 from interlock.engine.leases import reclaim_lost
@@ -23,8 +23,10 @@ async def sweep_forever(database: Database, settings: Settings, signing: Signing
     plans = Plans(database)
     await asyncio.gather(
         _timers(database, settings),
+        _every(settings.poll_seconds / 4, lambda: children.deliver(database, plans)),
         _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
         _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
+        _every(1.0, lambda: schedules.start_due(database, plans)),
         _every(0.5, lambda: jobs.tend(database, plans)),
         _every(60.0, lambda: sweeps.recount_lanes(database)),
         _every(300.0, lambda: sweeps.tend(database, signing.key())),

@@ -1,6 +1,8 @@
 -- Workers that take orders, the supervisors that start them, jobs, and the side lanes of a tenant.
 --
--- Lock order, with what is new in it: job, lane, supervisor, worker, ready, run, approval, entry, history.
+-- Lock order, with what is new in it: job, lane, supervisor, worker, ready, run, approval, entry, history. Of several
+-- lanes, tenants' own come first, in order of tenant, then side lanes; who waits for a side lane has its tenant's already,
+-- or no other.
 
 -- ---------------------------------------------------------------- lanes
 
@@ -33,18 +35,20 @@ ALTER TABLE ready
 DROP INDEX ready_by_turn;
 CREATE INDEX ready_by_turn ON ready (lane_id, turn);
 
--- As before, by lane.
+ALTER TABLE held_back ADD COLUMN side_id uuid;
+
+-- Whose turn it is in a pool. A lane that rested has neither credit nor debt: it joins there.
+CREATE FUNCTION turn_in(wanted text) RETURNS float8 LANGUAGE sql STABLE AS $$
+  SELECT vtime FROM lane WHERE pool = wanted AND active AND NOT full_up ORDER BY vtime LIMIT 1
+$$;
+
+-- As before. A tenant has one such lock for all its lanes: whoever fills one does not know beforehand which.
 DROP FUNCTION wake_lane(uuid);
-CREATE FUNCTION wake_lane(woken uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION wake_lane(tenant uuid, side uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(hashtextextended(woken::text, 42));
-  UPDATE lane
-     SET active = true,
-         -- A lane that rested has neither credit nor debt: it joins at the turn of those that wait in its pool.
-         vtime = coalesce((SELECT other.vtime FROM lane AS other
-                            WHERE other.pool = lane.pool AND other.active AND NOT other.full_up
-                            ORDER BY other.vtime LIMIT 1), vtime)
-   WHERE id = woken AND NOT active;
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended(tenant::text, 42));
+  UPDATE lane SET active = true, vtime = coalesce(turn_in(pool), vtime)
+   WHERE id = coalesce(side, tenant) AND NOT active;
   IF FOUND THEN
     PERFORM pg_notify('interlock_ready', '');
   END IF;
@@ -55,12 +59,44 @@ CREATE FUNCTION rest_lane(dry uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   -- Losing this in a crash only means that the next claim finds the lane empty again.
   PERFORM set_config('synchronous_commit', 'off', true);
-  IF NOT pg_try_advisory_xact_lock(hashtextextended(dry::text, 42)) THEN
+  IF NOT pg_try_advisory_xact_lock(hashtextextended((SELECT home_id FROM lane WHERE id = dry)::text, 42)) THEN
     RETURN false;
   END IF;
   UPDATE lane SET active = false
    WHERE id = dry AND active AND NOT EXISTS (SELECT FROM ready WHERE ready.lane_id = dry);
   RETURN FOUND;
+END $$;
+
+-- As before, into the lane that each run belongs to. The tenant's own lane is locked for every change of a place,
+-- whichever lane the run is in.
+CREATE OR REPLACE FUNCTION let_in(tenant uuid, name text) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+  room bigint;
+  sides uuid[];
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended(tenant::text, 42));
+  PERFORM FROM lane WHERE tenant_id = tenant FOR NO KEY UPDATE;
+  room := coalesce((SELECT max_concurrency FROM workflow_cap WHERE tenant_id = tenant AND workflow = name), 2147483647)
+    - (SELECT count(*) FROM run WHERE capped AND lease_worker IS NOT NULL AND tenant_id = tenant AND workflow = name)
+    - (SELECT count(*) FROM ready WHERE tenant_id = tenant AND workflow = name);
+  IF room <= 0 THEN
+    RETURN 0;
+  END IF;
+  WITH following AS (
+    SELECT run_id FROM held_back WHERE tenant_id = tenant AND workflow = name ORDER BY turn LIMIT room
+  ), gone AS (
+    DELETE FROM held_back USING following
+     WHERE held_back.tenant_id = tenant AND held_back.run_id = following.run_id
+    RETURNING held_back.*
+  ), queued AS (
+    INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+    SELECT tenant_id, run_id, side_id, turn, fresh, lost, workflow FROM gone
+    RETURNING side_id
+  )
+  SELECT array_agg(side_id) INTO sides FROM queued;
+  PERFORM wake_lane(tenant, side)
+     FROM (SELECT DISTINCT side FROM unnest(sides) AS side ORDER BY side NULLS FIRST) AS lanes;
+  RETURN coalesce(cardinality(sides), 0);
 END $$;
 
 -- ---------------------------------------------------------------- jobs

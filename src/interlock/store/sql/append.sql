@@ -1,7 +1,7 @@
 -- The journal's one door for workers: what many runs did since the last commit, in one statement.
 
 -- name: append
--- moves: step * -> *, run running -hold|park|succeed|fail-> *, run canceling -stopped|fail-> *
+-- moves: step * -> *, run running -hold|park|succeed|fail|compensate-> *, run canceling -stopped|fail-> *
 -- Only the holder of a run's current lease may write. Two things see to it: the token must be the run's, and the
 -- worker must be alive. Its row is share-locked, so that declaring it lost waits for this statement and every later
 -- one is refused: whoever takes its runs over reads a journal that can no longer grow behind their back.
@@ -23,15 +23,15 @@ WITH me AS MATERIALIZED (
           side_id, next_side)
 ), awake AS MATERIALIZED (
   -- As in wake_lane: a lane that gets a run back must not be put to rest meanwhile; as there, before its row.
-  SELECT pg_advisory_xact_lock_shared(hashtextextended(lane_id::text, 42)), pg_notify('interlock_ready', '')
-    FROM (SELECT DISTINCT coalesce(next_side, tenant_id) AS lane_id FROM leaving WHERE requeue) AS requeued
+  SELECT pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)), pg_notify('interlock_ready', '')
+    FROM (SELECT DISTINCT tenant_id FROM leaving WHERE requeue) AS requeued
 ), lanes AS MATERIALIZED (
   SELECT id FROM lane
    WHERE id = ANY(ARRAY(
            SELECT tenant_id FROM leaving UNION SELECT side_id FROM leaving UNION SELECT next_side FROM leaving
          ))
      AND (SELECT count(*) FROM awake) >= 0
-   ORDER BY id
+   ORDER BY side_id NULLS FIRST, id
      FOR NO KEY UPDATE
 ), departed AS (
   UPDATE run
@@ -54,7 +54,8 @@ WITH me AS MATERIALIZED (
      AND run.status = leaving.from_status
      AND run.inbox = 0
   RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched,
-            run.completed_at, run.workspace_id, leaving.side_id, leaving.next_side
+            run.completed_at, run.workspace_id, CASE WHEN run.capped THEN run.workflow END AS capped, leaving.side_id,
+            leaving.next_side
 ), staying AS (
   SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
     FROM (SELECT DISTINCT run_id, token FROM written) AS held
@@ -77,8 +78,8 @@ WITH me AS MATERIALIZED (
     FROM written AS w
     JOIN kept ON kept.id = w.run_id
 ), requeued AS (
-  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
-  SELECT tenant_id, id, next_side, nextval('ready_turn'), false, false FROM departed WHERE requeue
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, next_side, nextval('ready_turn'), false, false, capped FROM departed WHERE requeue
 ), announced AS (
   -- Here and not in a statement of its own: for tenants that told us nobody to tell, it finds nothing in an empty index.
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
@@ -89,8 +90,11 @@ WITH me AS MATERIALIZED (
      AND 'run.completed' = ANY(d.events)
      AND (d.workspace_id IS NULL OR d.workspace_id = ended.workspace_id)
 ), freed AS (
-  -- Of a side lane and of the tenant's own; and the lane that a run goes to has work.
-  UPDATE lane SET in_flight = in_flight - gone.runs, active = active OR gone.requeue
+  -- Of a side lane and of the tenant's own; and the lane that a run goes to has work, with no credit for its rest.
+  UPDATE lane
+     SET in_flight = in_flight - gone.runs,
+         active = active OR gone.requeue,
+         vtime = CASE WHEN gone.requeue AND NOT active THEN coalesce(turn_in(pool), vtime) ELSE vtime END
     FROM (
       SELECT id, sum(run)::int AS runs, bool_or(requeue) AS requeue
         FROM (SELECT tenant_id AS id, 1 AS run, requeue AND next_side IS NULL AS requeue FROM departed
@@ -104,6 +108,14 @@ WITH me AS MATERIALIZED (
 )
 SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
 
+-- name: keep_awake
+-- Before an append that frees places in a workflow with a cap, or starts runs: as in wake_lane, before the lanes' rows.
+SELECT pg_advisory_xact_lock_shared(hashtextextended(t::text, 42)) FROM unnest($1::uuid[]) AS t;
+
+-- name: lock_lanes
+-- Before an append that starts runs: the lanes that they take places in with those of the runs that leave, in order.
+SELECT tenant_id FROM lane WHERE tenant_id = ANY($1::uuid[]) ORDER BY tenant_id FOR NO KEY UPDATE;
+
 -- name: drain_inbox
 -- In the transaction of the append that carries what the words caused; only for runs that are still this worker's.
 WITH gone AS (
@@ -114,6 +126,11 @@ WITH gone AS (
 UPDATE run SET inbox = inbox - taken.words
   FROM (SELECT run_id, count(*)::int AS words FROM gone GROUP BY run_id) AS taken
  WHERE run.id = taken.run_id;
+
+-- name: stop_runs
+-- moves: run running|canceling -compensate-> canceling
+-- In the transaction of the append that says so. The lease stays: whoever holds the run goes on with undoing.
+UPDATE run SET status = 'canceling' WHERE id = ANY($1::uuid[]) AND lease_worker = $2;
 
 -- name: written_before
 -- After a connection broke during an append: was it committed all the same? That the lease was lost stands under its

@@ -65,8 +65,12 @@ RETURNING *, announce('approval.edited', approval, coalesce($11, now()))::text A
 UPDATE approval SET status = $3, resolved_at = coalesce($1, now()) WHERE id = $2
 RETURNING *, announce('approval.resolved', approval, coalesce($1, now()))::text AS announced;
 
--- name: cancel_approvals
+-- name: withdraw_runs
 -- moves: approval requested -cancel-> canceled
+-- Runs that go no further: nobody is asked about their steps any more, and no event from outside is theirs.
+WITH waits AS (
+  DELETE FROM outside_wait WHERE run_id = ANY($2::uuid[])
+)
 UPDATE approval SET status = 'canceled', resolved_at = coalesce($1, now())
  WHERE run_id = ANY($2::uuid[]) AND status = 'requested'
 RETURNING announce('approval.resolved', approval, coalesce($1, now()))::text;

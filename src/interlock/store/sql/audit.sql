@@ -70,6 +70,11 @@ SELECT tenant_id, number, position, head, at, previous, released, key_id, signat
 -- name: count_unsealed
 SELECT coalesce(sum(cardinality(run_ids)), 0) FROM unsealed WHERE tenant_id = $1;
 
+-- name: count_unproven
+-- Of all tenants: entries that wait for the sealer, and ended runs that wait for their evidence.
+SELECT (SELECT coalesce(sum(cardinality(run_ids)), 0) FROM unsealed) AS unsealed,
+       (SELECT count(*) FROM evidence_due) AS evidence_due;
+
 -- name: runs_to_compare
 SELECT id FROM run WHERE tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3;
 

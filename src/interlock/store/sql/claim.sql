@@ -10,7 +10,8 @@ WITH me AS MATERIALIZED (
    WHERE id = $2 AND status = 'running' AND CASE WHEN job_id IS NULL THEN $5 = ANY(labels) ELSE $5 = job_id::text END
      FOR SHARE
 ), turn AS MATERIALIZED (
-  SELECT id, home_id, weight, vtime, max_writes_per_run, coalesce(max_concurrency, 2147483647) - in_flight AS room
+  SELECT id, home_id, weight, vtime, max_writes_per_run, policy_version,
+         coalesce(max_concurrency, 2147483647) - in_flight AS room
     FROM lane
    WHERE pool = $5 AND active AND NOT full_up AND (SELECT count(*) FROM me) = 1
      AND ($6::uuid[] IS NULL OR home_id = ANY($6))
@@ -19,24 +20,26 @@ WITH me AS MATERIALIZED (
      FOR NO KEY UPDATE SKIP LOCKED
 ), home AS MATERIALIZED (
   -- What a side lane gives also counts in its tenant's own lane. One that is locked at this moment gives nothing.
-  SELECT id, max_writes_per_run, coalesce(max_concurrency, 2147483647) - in_flight AS room
+  SELECT id, max_writes_per_run, policy_version, coalesce(max_concurrency, 2147483647) - in_flight AS room
     FROM lane
    WHERE id IN (SELECT home_id FROM turn WHERE home_id <> id)
      FOR NO KEY UPDATE SKIP LOCKED
 ), pull AS (
   -- By weight; half of it for a lane that got ahead because others were locked when it was served, until they are level.
-  SELECT id, home_id, room, vtime, max_writes_per_run,
+  SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
          weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.5 ELSE 1 END AS pull
     FROM turn
 ), whole AS (
-  SELECT id, home_id, room, vtime, max_writes_per_run, floor($3 * pull / sum(pull) OVER ())::int AS runs FROM pull
+  SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
+         floor($3 * pull / sum(pull) OVER ())::int AS runs
+    FROM pull
 ), rounded AS (
   -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
-  SELECT id, home_id, room, max_writes_per_run,
+  SELECT id, home_id, room, max_writes_per_run, policy_version,
          runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs
     FROM whole
 ), shared AS (
-  SELECT id, least(room, runs) AS share, max_writes_per_run FROM rounded
+  SELECT id, least(room, runs) AS share, max_writes_per_run, policy_version FROM rounded
    WHERE runs > 0 AND NOT EXISTS (SELECT FROM turn WHERE home_id <> id)
   UNION ALL
   -- Lanes of one tenant share its cap: what those before it may take is not there for the next.
@@ -44,11 +47,12 @@ WITH me AS MATERIALIZED (
          least(rounded.room, runs, coalesce(home.room, CASE WHEN rounded.id = home_id THEN rounded.room ELSE 0 END)
                - coalesce(sum(runs) OVER (PARTITION BY home_id ORDER BY rounded.id
                                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)),
-         CASE WHEN rounded.id = home_id THEN rounded.max_writes_per_run ELSE home.max_writes_per_run END
+         CASE WHEN rounded.id = home_id THEN rounded.max_writes_per_run ELSE home.max_writes_per_run END,
+         CASE WHEN rounded.id = home_id THEN rounded.policy_version ELSE home.policy_version END
     FROM rounded LEFT JOIN home ON home.id = home_id
    WHERE runs > 0 AND EXISTS (SELECT FROM turn WHERE home_id <> id)
 ), share AS (
-  SELECT id, share, max_writes_per_run FROM shared WHERE share > 0
+  SELECT id, share, max_writes_per_run, policy_version FROM shared WHERE share > 0
 ), picked AS MATERIALIZED (
   SELECT top.lane_id, top.tenant_id, top.run_id, top.fresh, top.lost
     FROM share
@@ -79,7 +83,7 @@ WITH me AS MATERIALIZED (
      AND coalesce(run.completed_at, 'infinity') = 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
-            run.started_at, run.side_id, run.job_id, picked.lane_id, picked.fresh, picked.lost
+            run.started_at, run.parent_run_id, run.side_id, run.job_id, picked.lane_id, picked.fresh, picked.lost
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', 'pending', 'start', 'running', lease_token, $4
@@ -95,12 +99,14 @@ WITH me AS MATERIALIZED (
     ) AS got
    WHERE lane.id = got.id
 )
-SELECT leased.*, share.id AS lane, share.share, share.max_writes_per_run, coalesce($1, now()) AS now
+SELECT leased.*, share.id AS lane, share.share, share.max_writes_per_run, share.policy_version,
+       coalesce($1, now()) AS now
   FROM share LEFT JOIN leased ON leased.lane_id = share.id;
 
 -- name: rest_lanes
 -- In the order of all who lock several lanes.
-SELECT id, rest_lane(id) FROM (SELECT t FROM unnest($1::uuid[]) AS t ORDER BY t) AS lanes (id);
+SELECT id, rest_lane(id)
+  FROM (SELECT id FROM lane WHERE id = ANY($1::uuid[]) ORDER BY side_id NULLS FIRST, id) AS lanes;
 
 -- name: work_is_waiting
 SELECT EXISTS (SELECT FROM lane WHERE pool = 'default' AND active AND NOT full_up);
@@ -116,8 +122,9 @@ SELECT EXISTS (
 -- name: leases_of
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
 SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
-       deadline_at, requested_by, requester, workspace_id, started_at, run.side_id, job_id, false AS fresh, false AS lost,
-       coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, coalesce($1, now()) AS now
+       deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, run.side_id, job_id,
+       false AS fresh, false AS lost, coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share,
+       lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
   FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
 
 -- name: add_label_lane

@@ -3,11 +3,17 @@
 
 -- name: unqueue_run
 -- Before the run's row is locked, as a claim does it. Put back with queue_run if nothing comes of the command.
-DELETE FROM ready WHERE tenant_id = $1 AND run_id = $2 RETURNING fresh, lost;
+WITH held AS (
+  DELETE FROM held_back WHERE tenant_id = $1 AND run_id = $2 RETURNING fresh, lost
+), queued AS (
+  DELETE FROM ready WHERE tenant_id = $1 AND run_id = $2 RETURNING fresh, lost
+)
+SELECT fresh, lost FROM queued UNION ALL SELECT fresh, lost FROM held;
 
 -- name: is_queued
 -- Asked once the run's row is locked: whoever queues a run has that lock, so the answer stays true.
-SELECT EXISTS (SELECT FROM ready WHERE tenant_id = $1 AND run_id = $2);
+SELECT EXISTS (SELECT FROM ready WHERE tenant_id = $1 AND run_id = $2)
+    OR EXISTS (SELECT FROM held_back WHERE tenant_id = $1 AND run_id = $2);
 
 -- name: lock_run
 SELECT *, coalesce($1, now()) AS now FROM run WHERE tenant_id = $2 AND id = $3 FOR NO KEY UPDATE;
@@ -18,7 +24,7 @@ SELECT *, coalesce($1, now()) AS now FROM run WHERE tenant_id = $2 AND id = $3 F
 UPDATE run
    SET status = $3, reason = $4, result = $5::text::jsonb, error = $6::text::jsonb,
        completed_at = CASE WHEN $4::text IS NOT NULL THEN coalesce($1, now()) END,
-       wake_at = $7, seq = $8
+       wake_at = $7, awaits_flow = NULL, seq = $8
  WHERE id = $2
 RETURNING *, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END,
           CASE WHEN completed_at IS NOT NULL THEN announce_end(run)::text END AS announced;
@@ -33,13 +39,27 @@ SELECT $2, e.seq, $3, coalesce($1, now()), e.type, e.step, e.from_state, e.event
     AS e (seq, type, step, from_state, event, to_state, attempt, actor, data, output);
 
 -- name: queue_run
-WITH queued AS (
+-- Into the lane that its row names. With the name of its workflow if that has a cap: then it is held back until there is
+-- room.
+WITH turn AS MATERIALIZED (
+  SELECT side_id, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END AS turn FROM run WHERE id = $2
+), queued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
-  SELECT $1, $2, side_id, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END, $3, $4
-    FROM run WHERE id = $2
-  RETURNING lane_id
+  SELECT $1, $2, side_id, turn, $3, $4 FROM turn WHERE $5::text IS NULL
+  RETURNING tenant_id, side_id
+), held AS (
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT $1, $5, $2, side_id, turn, $3, $4 FROM turn WHERE $5::text IS NOT NULL
+  RETURNING tenant_id, workflow
 )
-SELECT wake_lane(lane_id) FROM queued;
+SELECT wake_lane(tenant_id, side_id)::text FROM queued
+UNION ALL
+SELECT let_in(tenant_id, workflow)::text FROM held;
+
+-- name: let_in
+-- Places became free in these workflows.
+SELECT let_in(tenant_id, workflow)
+  FROM (SELECT DISTINCT * FROM unnest($1::uuid[], $2::text[]) AS w (tenant_id, workflow) ORDER BY 1, 2) AS freed;
 
 -- name: post_to_inbox
 -- moves: run running -cancel-> canceling
@@ -49,7 +69,21 @@ WITH posted AS (
 )
 UPDATE run SET inbox = inbox + 1, status = $7
  WHERE id = $2
-RETURNING *, pg_notify('interlock_inbox', lease_worker::text)::text;
+RETURNING *, pg_notify('interlock_inbox', lease_worker::text)::text,
+          (SELECT heartbeat_at FROM worker WHERE worker.id = lease_worker) AS last_heartbeat_at;
+
+-- name: post_events
+-- Events that had come before their steps began to wait, for runs that the worker who writes this holds.
+WITH words AS (
+  SELECT * FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])
+    AS w (run_id, command, step, actor, data)
+), posted AS (
+  INSERT INTO inbox (run_id, command, step, actor, data, at)
+  SELECT run_id, command, step, actor, data::jsonb, coalesce($1, now()) FROM words
+)
+UPDATE run SET inbox = inbox + sent.words
+  FROM (SELECT run_id, count(*)::int AS words FROM words GROUP BY run_id) AS sent
+ WHERE run.id = sent.run_id;
 
 -- name: read_inbox
 SELECT id, run_id, command, step, actor, data, at FROM inbox WHERE run_id = ANY($1::uuid[]) ORDER BY id;

@@ -85,8 +85,10 @@ WITH changed AS (
 SELECT pg_notify('interlock_run', id::text)::text FROM changed;
 
 -- name: progress_of
--- How the runs of these jobs stand.
-SELECT job_id, status, count(*)::int AS runs FROM run WHERE job_id = ANY($1::uuid[]) GROUP BY job_id, status;
+-- How the runs of these jobs stand; those that they started in their turn are not counted.
+SELECT job_id, status, count(*)::int AS runs FROM run
+ WHERE job_id = ANY($1::uuid[]) AND parent_run_id IS NULL
+ GROUP BY job_id, status;
 
 -- name: count_jobs_by_status
 SELECT status, count(*) FROM job WHERE completed_at IS NULL GROUP BY status;
@@ -107,8 +109,8 @@ SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, ru
        (SELECT count(*) FROM worker WHERE worker.job_id = job.id)::int AS workers
   FROM job
  CROSS JOIN LATERAL (
-   SELECT count(run.completed_at)::int AS done,
-          count(*) FILTER (WHERE run.status = 'succeeded')::int AS well,
+   SELECT count(run.completed_at) FILTER (WHERE run.parent_run_id IS NULL)::int AS done,
+          count(*) FILTER (WHERE run.status = 'succeeded' AND run.parent_run_id IS NULL)::int AS well,
           count(*) FILTER (WHERE run.status IN ('pending', 'running', 'canceling'))::int AS moving
      FROM run WHERE run.job_id = job.id
  ) AS runs
@@ -189,10 +191,7 @@ SELECT id, pg_notify('interlock_worker', id::text)::text FROM released;
 -- name: open_job_lanes
 -- Of jobs that ended: what is left in them (runs that are being canceled) is for every worker.
 UPDATE lane
-   SET pool = 'default',
-       vtime = coalesce((SELECT other.vtime FROM lane AS other
-                          WHERE other.pool = 'default' AND other.active AND NOT other.full_up
-                          ORDER BY other.vtime LIMIT 1), vtime)
+   SET pool = 'default', vtime = coalesce(turn_in('default'), vtime)
  WHERE id = ANY($1::uuid[])
 RETURNING id, pg_notify('interlock_ready', '')::text;
 

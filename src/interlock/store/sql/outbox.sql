@@ -15,7 +15,7 @@ WITH RECURSIVE waiting AS (
     FROM waiting
    WHERE waiting.destination_id IS NOT NULL
 ), due AS MATERIALIZED (
-  SELECT top.id, d.address, d.secret
+  SELECT top.id, d.address, d.nonce, d.ciphertext
     FROM waiting
     JOIN destination AS d ON d.id = waiting.destination_id AND d.disabled_at IS NULL
      AND d.channel = ANY($5::text[]) AND d.id <> ALL($4::uuid[])
@@ -39,7 +39,7 @@ UPDATE outbox
    SET attempts = attempts + 1, due_at = coalesce($1, now()) + make_interval(secs => $6)
   FROM due
  WHERE outbox.id = due.id
-RETURNING outbox.*, due.address, due.secret, coalesce($1, now()) AS now, EXISTS (
+RETURNING outbox.*, due.address, due.nonce, due.ciphertext, coalesce($1, now()) AS now, EXISTS (
   SELECT FROM outbox AS later
    WHERE later.done_at IS NULL AND later.channel = 'slack'
      AND later.subject_id = outbox.subject_id AND later.id > outbox.id
@@ -94,8 +94,9 @@ DELETE FROM outbox
 -- ---------------------------------------------------------------- destinations
 
 -- name: add_destination
-INSERT INTO destination (id, tenant_id, workspace_id, channel, address, events, secret, created_at, created_by)
-VALUES ($2, $3, $4, $5, $6, $7, $8, coalesce($1, now()), $9)
+INSERT INTO destination (id, tenant_id, workspace_id, channel, address, events, nonce, ciphertext, created_at,
+                         created_by)
+VALUES ($2, $3, $4, $5, $6, $7, $8, $9, coalesce($1, now()), $10)
 ON CONFLICT (id) DO UPDATE SET id = excluded.id
 RETURNING *;
 
@@ -132,6 +133,17 @@ RETURNING *;
 UPDATE destination SET disabled_at = NULL, failing_since = NULL, last_error = NULL
  WHERE id = $1 AND removed_at IS NULL
 RETURNING *;
+
+-- name: add_test_message
+-- To one that is switched on; nothing else is told of it.
+WITH told AS (
+  INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, payload, created_at, due_at)
+  SELECT tenant_id, id, channel, 'webhook.test', id, jsonb_build_object('webhook_id', id), coalesce($1, now()),
+         coalesce($1, now())
+    FROM destination WHERE id = $2 AND disabled_at IS NULL
+  RETURNING id, message_id, event, subject_id, created_at, due_at, attempts, response_status, last_error, done_at, failed
+)
+SELECT told.*, pg_notify('interlock_outbox', '')::text AS announced FROM told;
 
 -- name: list_messages
 SELECT id, message_id, event, subject_id, created_at, due_at, attempts, response_status, last_error, done_at, failed

@@ -2,7 +2,8 @@
 
 -- name: attempt_effects
 -- moves: receipt failed|attempted -retry-> attempted
--- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's.
+-- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's. What comes
+-- back is what was there before: in the way, or tried again.
 WITH wanted AS (
   SELECT * FROM unnest(
     $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::text[],
@@ -21,20 +22,40 @@ WITH wanted AS (
    WHERE receipt.action_digest = excluded.action_digest
      AND (receipt.status = 'failed'
           OR (receipt.status = 'attempted' AND receipt.run_id = excluded.run_id AND receipt.step = excluded.step))
-  RETURNING id
+  RETURNING id, xmax <> 0 AS again
 )
-SELECT wanted.id AS intent_id, wanted.idempotency_key, prior.id, prior.run_id, prior.step, prior.status,
-       prior.action_digest, prior.output
+SELECT wanted.id AS intent_id, attempted.id IS NOT NULL AS goes_ahead, wanted.idempotency_key, prior.id, prior.run_id,
+       prior.step, prior.status, prior.action_digest, prior.output
   FROM wanted
+  LEFT JOIN attempted ON attempted.id = wanted.id
   LEFT JOIN receipt AS prior
     ON prior.tenant_id = wanted.tenant_id AND prior.idempotency_key = wanted.idempotency_key
- WHERE wanted.id NOT IN (SELECT id FROM attempted);
+ WHERE attempted.id IS NULL OR attempted.again;
 
 -- name: consume_approvals
 -- An approval is used once. The row that is there already belongs to an earlier attempt at the same effect.
 INSERT INTO consumption (approval_id, receipt_id, at)
 SELECT approval_id, receipt_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::uuid[]) AS c (approval_id, receipt_id)
 ON CONFLICT (approval_id) DO NOTHING;
+
+-- name: claim_reversals
+-- An effect is undone once, by the run that made it or by one of its own that somebody asked for.
+INSERT INTO reversal (receipt_id, tenant_id, run_id, reason, asked_by, asked_at)
+SELECT receipt_id, tenant_id, run_id, 'compensation', 'system:engine', coalesce($1, now())
+  FROM unnest($2::uuid[], $3::uuid[], $4::uuid[]) AS r (receipt_id, tenant_id, run_id)
+ON CONFLICT (receipt_id) DO NOTHING;
+
+-- name: reversed_by_others
+-- In a statement of its own: one that was being claimed at that moment is there now.
+SELECT mine.receipt_id, reversal.run_id, run.status
+  FROM unnest($1::uuid[], $2::uuid[]) AS mine (receipt_id, run_id)
+  JOIN reversal ON reversal.receipt_id = mine.receipt_id AND reversal.run_id <> mine.run_id
+  JOIN run ON run.id = reversal.run_id;
+
+-- name: release_reversals
+-- It could not be undone: somebody else may try.
+DELETE FROM reversal USING unnest($1::uuid[], $2::uuid[]) AS mine (receipt_id, run_id)
+ WHERE reversal.receipt_id = mine.receipt_id AND reversal.run_id = mine.run_id;
 
 -- name: seal_receipts
 -- moves: receipt attempted -seal|fail|doubt-> *

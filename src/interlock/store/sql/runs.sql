@@ -3,11 +3,12 @@
 -- name: start_runs
 -- moves: run -create-> pending, idempotency -> processing, idempotency processing -complete-> completed
 -- One or many at once. An id that is already there was started by an earlier try of the same call. A tenant with a
--- rate gives each run the next free place in a minute; those of later minutes wait for theirs, in order.
+-- rate gives each run the next free place in a minute; those of later minutes wait for theirs, in order. Runs of a
+-- workflow with a cap are held back until it has room.
 --
 -- With an idempotency key ($13) nothing starts if the key was used before; the record and its answer, in whose middle
 -- the time of creation is written, commit with the run. $19 says that the version is the newest the caller knows:
--- nothing starts if there is a newer one. $20 is the job that they belong to, whose lane has the same id.
+-- nothing starts if there is a newer one. $21 names the jobs that they belong to; a job's lane has the id of the job.
 WITH newest AS MATERIALIZED (
   SELECT NOT $19 OR NOT EXISTS (
     SELECT FROM workflow WHERE tenant_id = ($3::uuid[])[1] AND name = ($5::text[])[1] AND version > ($6::int[])[1]
@@ -25,20 +26,22 @@ WITH newest AS MATERIALIZED (
   ON CONFLICT (tenant_id, key) DO UPDATE
      SET status = 'completed', request_hash = excluded.request_hash, response_status = excluded.response_status,
          response_body = excluded.response_body, run_id = excluded.run_id, created_at = excluded.created_at,
-         expires_at = excluded.expires_at
+         expires_at = excluded.expires_at, attempts = 1, error = NULL, lock_expires_at = NULL
    WHERE idempotency.expires_at <= coalesce($1, now())
   RETURNING key
 ), asked AS (
   SELECT a.*
     FROM unnest(
            $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[],
-           $10::float8[], $11::float8[], $12::text[]
+           $10::float8[], $11::float8[], $12::text[], $20::boolean[], $21::uuid[]
          ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
-                                 deadline_seconds, watch_seconds, requester, place),
+                                 deadline_seconds, watch_seconds, requester, capped, job_id, place),
          newest
    WHERE newest.known AND ($13 IS NULL OR EXISTS (SELECT FROM begun))
 ), rate AS MATERIALIZED (
-  SELECT tenant_id, max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
+  -- Kept awake before its row is locked, as in wake_lane.
+  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) AS awake,
+         max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
     FROM lane
    CROSS JOIN LATERAL (SELECT greatest(rate_minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
    WHERE max_runs_per_min IS NOT NULL AND tenant_id IN (SELECT tenant_id FROM asked)
@@ -49,14 +52,14 @@ WITH newest AS MATERIALIZED (
     FROM asked LEFT JOIN rate USING (tenant_id)
 ), started AS (
   INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
-                   created_at, deadline_at, watched_until, requester, wake_at, job_id, side_id)
+                   created_at, deadline_at, watched_until, requester, capped, wake_at, job_id, side_id)
   SELECT id, tenant_id, workspace_id, workflow, workflow_version, 'pending', input::jsonb, trigger::jsonb, requested_by,
          1, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => deadline_seconds),
-         coalesce($1, now()) + make_interval(secs => watch_seconds), requester::jsonb,
-         CASE WHEN turn > coalesce($1, now()) THEN turn END, $20, $20
+         coalesce($1, now()) + make_interval(secs => watch_seconds), requester::jsonb, capped,
+         CASE WHEN turn > coalesce($1, now()) THEN turn END, job_id, job_id
     FROM placed
   ON CONFLICT (id) DO NOTHING
-  RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at
+  RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at, capped, side_id
 ), paced AS (
   UPDATE lane
      SET rate_minute = rate.minute + ((rate.used + taken.runs - 1) / rate.most) * interval '1 minute',
@@ -66,49 +69,82 @@ WITH newest AS MATERIALIZED (
   RETURNING lane.tenant_id
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
-  SELECT tenant_id, id, $20, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL
+  SELECT tenant_id, id, side_id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL AND NOT capped
+), held AS (
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, workflow, id, side_id, nextval('ready_turn'), true, false
+    FROM started WHERE wake_at IS NULL AND capped
+  RETURNING tenant_id, workflow
+), admitted AS MATERIALIZED (
+  SELECT let_in(tenant_id, workflow) FROM (SELECT DISTINCT tenant_id, workflow FROM held ORDER BY 1, 2) AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor, data)
   SELECT id, 1, tenant_id, created_at, 'run_created', 'create', 'pending', 0, requested_by,
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(coalesce($20::uuid, tenant_id))::text, (SELECT body FROM answer) AS answer,
+SELECT coalesce($1, now()) AS now, wake_lane(tenant_id, job_id)::text, (SELECT body FROM answer) AS answer,
        (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
-  FROM (SELECT DISTINCT tenant_id FROM asked) AS lanes, (SELECT count(*) FROM paced) AS _;
+  FROM (SELECT DISTINCT tenant_id, job_id FROM asked ORDER BY job_id NULLS FIRST, tenant_id) AS lanes,
+       (SELECT count(*) FROM paced) AS _, (SELECT count(*) FROM admitted) AS __;
 
 -- name: insert_run
 -- moves: run -create-> pending
--- A run that does not go to the queue as it is: its first step is a gate or a wait, or it continues another run.
-INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
-                 created_at, deadline_at, watched_until, resumed_from, resume_count, requester)
-VALUES ($2, $3, $4, $5, $6, 'pending', $7::text::jsonb, $8::text::jsonb, $9, 0,
-        coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $10),
-        coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb)
-ON CONFLICT (id) DO NOTHING
-RETURNING *;
+-- A run that does not go to the queue as it is: its first step is a gate or a wait, or it continues another run. It
+-- takes the next free place in a minute like any other; `wake_at` is set if that is a later one.
+WITH rate AS MATERIALIZED (
+  -- Kept awake before its row is locked, as in wake_lane.
+  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) AS awake,
+         max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
+    FROM lane
+   CROSS JOIN LATERAL (SELECT greatest(rate_minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
+   WHERE max_runs_per_min IS NOT NULL AND tenant_id = $3
+     FOR NO KEY UPDATE OF lane
+), place AS (
+  SELECT tenant_id, minute + (used / most) * interval '1 minute' AS turn, used % most + 1 AS used FROM rate
+), inserted AS (
+  INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
+                   created_at, deadline_at, watched_until, resumed_from, resume_count, requester, capped,
+                   wake_at)
+  VALUES ($2, $3, $4, $5, $6, 'pending', $7::text::jsonb, $8::text::jsonb, $9, 0,
+          coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $10),
+          coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb, $15,
+          (SELECT turn FROM place WHERE turn > coalesce($1, now())))
+  ON CONFLICT (id) DO NOTHING
+  RETURNING *
+), paced AS (
+  UPDATE lane SET rate_minute = place.turn, rate_used = place.used
+    FROM place JOIN inserted USING (tenant_id)
+   WHERE lane.tenant_id = place.tenant_id
+)
+SELECT * FROM inserted;
 
 -- name: get_run
-SELECT * FROM run WHERE tenant_id = $1 AND id = $2;
+-- A run's heartbeat is that of the worker that holds it.
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
+ WHERE run.tenant_id = $1 AND run.id = $2;
 
 -- name: get_run_to_show
 -- With its journal if it has come to rest, or if it is wanted all the same.
-SELECT run.*,
+SELECT run.*, (SELECT heartbeat_at FROM worker WHERE worker.id = run.lease_worker) AS last_heartbeat_at,
        CASE WHEN $3 OR completed_at IS NOT NULL OR status = 'waiting_approval'
             THEN ARRAY(SELECT entry FROM entry WHERE run_id = run.id ORDER BY seq) END AS entries
   FROM run WHERE tenant_id = $1 AND id = $2;
 
 -- name: list_runs
 -- Newest first. The cursor is the id of the last run seen.
-SELECT * FROM run
- WHERE tenant_id = $1
-   AND ($2::uuid IS NULL OR id < $2)
-   AND ($3::text IS NULL OR status = $3)
-   AND ($4::text IS NULL OR workflow = $4)
-   AND ($5::uuid IS NULL OR session_id = $5)
-   AND ($6::uuid IS NULL OR job_id = $6)
-   AND ($8::text IS NULL OR workspace_id = $8)
- ORDER BY id DESC
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+  FROM run LEFT JOIN worker ON worker.id = run.lease_worker
+ WHERE run.tenant_id = $1
+   AND ($2::uuid IS NULL OR run.id < $2)
+   AND ($3::text IS NULL OR run.status = $3)
+   AND ($4::text IS NULL OR run.workflow = $4)
+   AND ($5::uuid IS NULL OR run.session_id = $5)
+   AND ($6::uuid IS NULL OR run.job_id = $6)
+   AND ($8::text IS NULL OR run.workspace_id = $8)
+   AND ($9::uuid IS NULL OR run.parent_run_id = $9)
+ ORDER BY run.id DESC
  LIMIT $7;
 
 -- name: count_runs_by_status

@@ -1,4 +1,4 @@
--- Secrets: kept as ciphertext, read by whoever is about to call a tool.
+-- Secrets: kept as ciphertext, read by whoever is about to call a tool or to sign a webhook.
 
 -- name: set_secret
 INSERT INTO secret (tenant_id, name, version, nonce, ciphertext, created_at, created_by)
@@ -20,3 +20,19 @@ DELETE FROM secret WHERE tenant_id = $1 AND name = $2 RETURNING name, version, c
 SELECT tenant.name AS tenant, secret.name, secret.nonce, secret.ciphertext
   FROM tenant LEFT JOIN secret ON secret.tenant_id = tenant.id AND secret.name = ANY($2::text[])
  WHERE tenant.id = $1;
+
+-- name: all_secrets
+SELECT tenant_id, name, nonce, ciphertext FROM secret ORDER BY tenant_id, name;
+
+-- name: reseal_secret
+-- The same value under another key. Not if it was set meanwhile.
+UPDATE secret SET nonce = $4, ciphertext = $5 WHERE tenant_id = $1 AND name = $2 AND nonce = $3;
+
+-- name: all_webhook_secrets
+SELECT id, tenant_id, nonce, ciphertext FROM destination WHERE ciphertext IS NOT NULL ORDER BY id FOR NO KEY UPDATE;
+
+-- name: plain_webhook_secrets
+SELECT id, tenant_id, secret FROM destination WHERE secret IS NOT NULL ORDER BY id FOR NO KEY UPDATE;
+
+-- name: reseal_webhook
+UPDATE destination SET secret = NULL, nonce = $2, ciphertext = $3 WHERE id = $1;

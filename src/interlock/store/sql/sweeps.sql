@@ -12,20 +12,32 @@ WITH due AS MATERIALIZED (
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
-         status = CASE WHEN due.status = 'pending' THEN 'pending' ELSE 'running' END,
+         awaits_flow = NULL,
+         status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
-  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.watched_until, due.status AS before, due.wake_at
+  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
+            CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
     FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
+), in_order AS MATERIALIZED (
+  SELECT tenant_id, id, side_id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
+    FROM (SELECT * FROM woken ORDER BY wake_at, id) AS by_time
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
-  SELECT tenant_id, id, side_id, nextval('ready_turn') - (1::bigint << 62), before = 'pending', false
-    FROM (SELECT tenant_id, id, side_id, before FROM woken ORDER BY wake_at, id) AS in_order
+  SELECT tenant_id, id, side_id, turn, fresh, false FROM in_order WHERE capped IS NULL
+), held AS (
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, capped, id, side_id, turn, fresh, false FROM in_order WHERE capped IS NOT NULL
+  RETURNING run_id
 ), woke AS MATERIALIZED (
-  SELECT wake_lane(id) FROM (SELECT DISTINCT coalesce(side_id, tenant_id) AS id FROM woken ORDER BY id) AS lanes
+  -- Tenants' own lanes before side lanes: the lock order.
+  SELECT CASE WHEN capped IS NULL THEN wake_lane(tenant_id, side_id)::text ELSE let_in(tenant_id, capped)::text END
+    FROM (SELECT DISTINCT tenant_id, capped, CASE WHEN capped IS NULL THEN side_id END AS side_id
+            FROM in_order, (SELECT count(*) FROM held) AS _
+           ORDER BY side_id NULLS FIRST, tenant_id, capped) AS lanes
 )
 SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
   FROM woken, (SELECT count(*) FROM woke) AS _;
@@ -69,9 +81,9 @@ SELECT id FROM worker
 WITH lost AS MATERIALIZED (
   SELECT id, tenant_id, side_id, lease_worker FROM run WHERE lease_worker = ANY($2::uuid[]) LIMIT $3
 ), lanes AS MATERIALIZED (
-  SELECT id, pg_advisory_xact_lock_shared(hashtextextended(id::text, 42)) FROM lane
+  SELECT id, pg_advisory_xact_lock_shared(hashtextextended(home_id::text, 42)) FROM lane
    WHERE id = ANY(ARRAY(SELECT tenant_id FROM lost UNION SELECT side_id FROM lost))
-   ORDER BY id
+   ORDER BY side_id NULLS FIRST, id
      FOR NO KEY UPDATE
 ), freed AS (
   UPDATE run
@@ -80,15 +92,16 @@ WITH lost AS MATERIALIZED (
          seq = (SELECT max(entry.seq) FROM entry WHERE entry.run_id = run.id) + 1
     FROM lost
    WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = lost.id AND run.lease_worker = lost.lease_worker
-  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until
+  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until,
+            run.resume_count, CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data)
   SELECT freed.id, freed.seq, freed.tenant_id, coalesce($1, now()), 'orphan_detected', freed.lease_token,
          'system:sweep', jsonb_build_object('worker', worker.name, 'last_heartbeat', worker.heartbeat_at)
     FROM freed JOIN worker ON worker.id = freed.lease_worker
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
-  SELECT tenant_id, id, side_id, nextval('ready_turn') - (1::bigint << 62), false, true FROM freed
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, side_id, nextval('ready_turn') - (1::bigint << 62), false, true, capped FROM freed
 ), returned AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = true
     FROM (
@@ -98,9 +111,10 @@ WITH lost AS MATERIALIZED (
     ) AS gone
    WHERE lane.id = gone.id
 )
-SELECT id, tenant_id, lease_worker, pg_notify('interlock_ready', '')::text,
-       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
-  FROM freed;
+SELECT freed.id, freed.tenant_id, freed.lease_worker, freed.resume_count, worker.name AS worker, worker.heartbeat_at,
+       pg_notify('interlock_ready', '')::text,
+       CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', freed.id::text)::text END
+  FROM freed JOIN worker ON worker.id = freed.lease_worker;
 
 -- name: overdue_runs
 SELECT tenant_id, id FROM run
@@ -127,11 +141,17 @@ UPDATE lane SET in_flight = counted.leases FROM counted
  WHERE id = $1 AND in_flight <> counted.leases
 RETURNING in_flight;
 
+-- name: workflows_held_back
+SELECT DISTINCT tenant_id, workflow FROM held_back;
+
 -- name: forget_expired_keys
 DELETE FROM idempotency
  WHERE (tenant_id, key) IN (
-   SELECT tenant_id, key FROM idempotency WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
- );
+   SELECT tenant_id, key FROM idempotency
+    WHERE coalesce(forget_at, expires_at) <= coalesce($1, now())
+    LIMIT $2 FOR UPDATE SKIP LOCKED
+ )
+RETURNING key;
 
 -- name: open_runs_below
 SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL;

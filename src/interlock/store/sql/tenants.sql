@@ -47,7 +47,19 @@ SELECT tenant.id, tenant.name AS tenant, lane.weight, lane.max_concurrency, lane
        (SELECT count(*) FROM run
          WHERE run.tenant_id = tenant.id AND run.status = 'pending' AND run.wake_at > coalesce($1, now())
        ) AS runs_waiting,
-       (SELECT count(*) FROM (SELECT FROM ready WHERE ready.tenant_id = tenant.id LIMIT 10000) AS counted) AS ready
+       (SELECT count(*) FROM (SELECT FROM ready WHERE ready.tenant_id = tenant.id LIMIT 10000) AS counted) AS ready,
+       (SELECT jsonb_agg(jsonb_build_object(
+                 'workflow', cap.workflow, 'max_concurrency', cap.max_concurrency,
+                 'in_flight', (SELECT count(*) FROM run
+                                WHERE capped AND lease_worker IS NOT NULL AND tenant_id = cap.tenant_id
+                                  AND workflow = cap.workflow),
+                 'waiting', (SELECT count(*) FROM ready
+                              WHERE tenant_id = cap.tenant_id AND workflow = cap.workflow)
+                          + (SELECT count(*) FROM held_back
+                              WHERE tenant_id = cap.tenant_id AND workflow = cap.workflow)
+               ) ORDER BY cap.workflow)
+          FROM workflow_cap AS cap
+         WHERE cap.tenant_id = tenant.id AND cap.max_concurrency IS NOT NULL) AS workflows
   FROM tenant
   JOIN lane ON lane.tenant_id = tenant.id
  CROSS JOIN LATERAL (SELECT date_trunc('minute', coalesce($1, now())) AS minute) AS _
@@ -88,6 +100,14 @@ INSERT INTO workflow (tenant_id, name, version, digest, source, created_at, crea
 SELECT $2, $3, 1 + coalesce((SELECT max(version) FROM workflow WHERE tenant_id = $2 AND name = $3), 0), $4,
        $5::text::jsonb, coalesce($1, now()), $6
 RETURNING *;
+
+-- name: set_workflow_cap
+-- That of the newest version. One that has none takes an earlier one away.
+INSERT INTO workflow_cap (tenant_id, workflow, max_concurrency)
+SELECT $1, $2, $3
+ WHERE $3::int IS NOT NULL OR EXISTS (SELECT FROM workflow_cap WHERE tenant_id = $1 AND workflow = $2)
+ON CONFLICT (tenant_id, workflow) DO UPDATE SET max_concurrency = excluded.max_concurrency
+RETURNING workflow;
 
 -- name: get_workflow
 -- The newest version unless one is asked for.

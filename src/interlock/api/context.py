@@ -1,0 +1,41 @@
+"""The context of an entry: who or what made it happen, and what it answers. All of it is read from the entry."""
+
+from typing import Any
+
+from interlock.journal import EntryType
+from interlock.lifecycle import ApprovalState
+from interlock.store.pool import Row
+from interlock.wire import Initiator
+
+_SYSTEM = {
+    "system:deadline": Initiator.TIMEOUT,
+    "system:timeout": Initiator.TIMEOUT,
+    "system:policy": Initiator.POLICY,
+}
+
+
+_TOLD = ("initiator", "user", "metadata", "external_event")
+
+
+def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
+    actor: str = row["actor"]
+    is_ours = actor.startswith(("system:", "worker:", "run:"))
+    context: dict[str, Any] = {
+        "initiator": _SYSTEM.get(actor, Initiator.SYSTEM if is_ours else Initiator.USER),
+        "user": None if is_ours else actor.rpartition(":")[0],
+    }
+    match row["type"]:
+        case EntryType.RUN_CREATED:
+            told = data.get("trigger") or {}
+            context |= {name: told[name] for name in _TOLD if name in told}
+        case EntryType.APPROVAL_REQUESTED:
+            context["approval"] = {"id": data["approval_id"], "action": data.get("summary")}
+        case EntryType.APPROVAL_RESOLVED:
+            decision = ApprovalState(data["decision"])
+            if decision != ApprovalState.EXPIRED:
+                context["initiator"] = Initiator.APPROVAL
+            context["approval"] = {
+                "id": data["approval_id"], "decision": decision, "decided_at": row["at"], "decided_by": context["user"],
+                "reason": data.get("said", data.get("reason")),
+            }  # fmt: skip
+    return context

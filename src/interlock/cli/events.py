@@ -1,0 +1,61 @@
+"""`interlock event`: tell runs what happened outside."""
+
+from typing import Annotated
+
+import typer
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+from interlock.cli.text import parse_json, visible
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Tell runs what happened outside, and see what was told.",
+    epilog=example("interlock event send bank.settled ch_1042"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(
+    epilog=example(
+        "interlock event send bank.settled ch_1042 --payload '{\"amount\": 120}'",
+        "interlock event send bank.settled ch_1042 --payload @settled.json --id evt_77",
+    )
+)
+def send(
+    ctx: typer.Context,
+    type: Annotated[str, typer.Argument(help="The type that a step waits for.")],
+    correlation: Annotated[str, typer.Argument(help="What it is about, as the step says it.")],
+    payload: Annotated[
+        str | None, typer.Option(metavar="JSON|@FILE", help="What the waiting step gets as its output.")
+    ] = None,
+    event_id: Annotated[str | None, typer.Option("--id", help="The same id again is the same event.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send an event to the step that waits for it, or keep it for one that will."""
+    given = parse_json(payload, "--payload") if payload is not None else None
+    with connect(ctx) as client:
+        sent = client.send_event(type, correlation, given, id=event_id)
+    kept = f"kept until {show.moment(sent.expires_at)}: no step waits for it yet"
+    found = visible(f"matched step {sent.step_key} of run {sent.run_id}")
+    show.print_view(sent, lambda: found if sent.matched else kept, as_json=as_json)
+
+
+@app.command("list", epilog=example("interlock event list --waiting", "interlock event list --type bank.settled"))
+def list_events(
+    ctx: typer.Context,
+    type: Annotated[str | None, typer.Option(help="Only events of this type.")] = None,
+    correlation: Annotated[str | None, typer.Option(help="Only events about this.")] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only those that no step has waited for yet.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the events that were sent, newest first, until their time is over."""
+    with connect(ctx) as client:
+        page = client.outside_events(
+            type=type, correlation=correlation, matched=False if waiting else None, limit=limit, cursor=cursor
+        )
+    show.print_page(page, show.EVENTS, as_json=as_json)

@@ -1,0 +1,138 @@
+"""`interlock schedule`: runs at times."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.outcome import example
+from interlock.cli.text import parse_input, visible
+
+if TYPE_CHECKING:
+    from interlock.wire import Schedule
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Schedules: a run for every slot of a cron expression.",
+    epilog=example('interlock schedule create nightly "30 2 * * *" clean-up --timezone Europe/Berlin'),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="The schedule's name.")]
+
+SCHEDULES: "show.Columns[Schedule]" = {
+    "name": lambda schedule: visible(schedule.name),
+    "cron": lambda schedule: visible(schedule.cron),
+    "timezone": lambda schedule: visible(schedule.timezone),
+    "workflow": lambda schedule: visible(schedule.workflow),
+    "missed": lambda schedule: schedule.missed,
+    "next": lambda schedule: _next(schedule),
+    "last": lambda schedule: show.moment(schedule.last_slot),
+}
+
+
+def _next(schedule: "Schedule") -> Text:
+    if schedule.paused_at is not None:
+        return Text("paused", style="yellow")
+    return Text(show.moment(schedule.next_at))
+
+
+@app.command(
+    epilog=example(
+        'interlock schedule create nightly "30 2 * * *" clean-up --timezone Europe/Berlin',
+        "interlock schedule create hourly @hourly import --param limit=50 --missed all",
+    )
+)
+def create(
+    ctx: typer.Context,
+    name: Name,
+    cron: Annotated[str, typer.Argument(help="Five fields, or @daily and the like.")],
+    workflow: Annotated[str, typer.Argument(help="The workflow's name.")],
+    timezone: Annotated[str, typer.Option(help="Whose clocks count, such as Europe/Berlin.")] = "UTC",
+    input: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="The input, a JSON object.")] = None,
+    param: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One field of the input.")] = None,
+    missed: Annotated[
+        Literal["skip", "last", "all"],
+        typer.Option(metavar="skip|last|all", help="What becomes of slots that passed while nothing ran."),
+    ] = "last",
+    as_json: Json = False,
+) -> None:
+    """Start a workflow at times. It acts with the key that creates it."""
+    values = parse_input(input, param or ())
+    with connect(ctx) as client:
+        schedule = client.create_schedule(name, cron, workflow, values, timezone=timezone, missed=missed)
+    show.print_view(schedule, lambda: show.table([schedule], SCHEDULES), as_json=as_json)
+
+
+@app.command("list", epilog=example("interlock schedule list"))
+def list_schedules(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List schedules, with their next and last slots."""
+    with connect(ctx) as client:
+        page = client.schedules(limit=limit, cursor=cursor)
+    show.print_page(page, SCHEDULES, as_json=as_json)
+
+
+@app.command("show", epilog=example("interlock schedule show nightly"))
+def show_schedule(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Show a schedule."""
+    with connect(ctx) as client:
+        schedule = client.schedule(name)
+    show.print_view(schedule, lambda: _page(schedule), as_json=as_json)
+
+
+@app.command(epilog=example("interlock schedule pause nightly"))
+def pause(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Start nothing until it is resumed."""
+    with connect(ctx) as client:
+        schedule = client.pause_schedule(name)
+    show.print_view(schedule, lambda: f"paused {visible(schedule.name)}", as_json=as_json)
+
+
+@app.command(epilog=example("interlock schedule resume nightly"))
+def resume(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Go on from now. The slots of the pause are not made up for. If its key was revoked, yours takes its place."""
+    with connect(ctx) as client:
+        schedule = client.resume_schedule(name)
+    said = f"resumed {visible(schedule.name)}, next at {show.moment(schedule.next_at)}"
+    show.print_view(schedule, lambda: said, as_json=as_json)
+
+
+@app.command(epilog=example("interlock schedule run nightly"))
+def run(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Start a run now, besides the slots."""
+    with connect(ctx) as client:
+        started = client.run_schedule(name)
+    show.print_view(started, lambda: show.run_page(started), as_json=as_json)
+
+
+@app.command(epilog=example("interlock schedule delete nightly"))
+def delete(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Delete a schedule. Runs that were started go on."""
+    with connect(ctx) as client:
+        schedule = client.delete_schedule(name)
+    show.print_view(schedule, lambda: f"deleted {visible(schedule.name)}", as_json=as_json)
+
+
+def _page(schedule: "Schedule") -> RenderableType:
+    return show.facts(
+        schedule=visible(schedule.name),
+        cron=visible(schedule.cron),
+        timezone=visible(schedule.timezone),
+        workflow=visible(schedule.workflow),
+        input=show.cell(schedule.input) if schedule.input else None,
+        missed_slots=schedule.missed,
+        acts_as=visible(schedule.acts_as),
+        next=_next(schedule),
+        paused=show.moment(schedule.paused_at),
+        why=Text(visible(schedule.paused_why), style="red") if schedule.paused_why else None,
+        last_slot=show.moment(schedule.last_slot),
+        last_run=schedule.last_run_id,
+    )

@@ -1,0 +1,110 @@
+"""Children: runs that a run started, and the errands between them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.engine.outside import open_run, put_back, say
+from interlock.engine.workflows import Plans
+from interlock.errors import NotFound
+from interlock.journal import Command, Word, encode
+from interlock.lifecycle import RUN, RunReason, RunState
+from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log
+from interlock.wire import Initiator
+
+_BATCH = 200
+_MOST_BATCHES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A run to be started for a step: asked for by whoever asked for the parent, with the same rights, in its job."""
+
+    id: UUID
+    parent: Row
+    step: str
+    workflow: str
+    version: int
+    input: Any
+    deadline_seconds: float | None
+    # Whether its workflow has a cap.
+    capped: bool = False
+    traceparent: str | None = None
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        traced = {"traceparent": self.traceparent} if self.traceparent else {}
+        return {"source": "run", "ref": str(self.parent["id"]), "initiator": Initiator.SYSTEM, **traced}
+
+
+async def start(tx: Tx, database: Database, children: list[Child]) -> None:
+    """In the transaction of the entry that says that the step waits for it: both are there, or neither."""
+    await tx.fetch(
+        "start_runs", database.clock(), [c.id for c in children], [c.parent["tenant_id"] for c in children],
+        [c.parent["workspace_id"] for c in children], [c.workflow for c in children], [c.version for c in children],
+        [encode(c.input) for c in children], [encode(c.trigger) for c in children],
+        [c.parent["requested_by"] for c in children],
+        [c.deadline_seconds for c in children], [None] * len(children), [c.parent["requester"] for c in children],
+        *(None,) * 6, False, [c.capped for c in children], [c.parent["job_id"] for c in children],
+    )  # fmt: skip
+    await tx.fetch(
+        "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]
+    )
+    for child in children:
+        log.info("run_created", run_id=str(child.id), workflow=child.workflow, parent=str(child.parent["id"]))
+
+
+async def deliver(database: Database, plans: Plans) -> int:
+    """What runs have to tell each other. Any number may deliver at once; each errand is done once."""
+    waiting = await database.fetch("waiting_errands", _BATCH)
+    for row in waiting:
+        try:
+            await database.command(partial(_deliver, database, plans, row["id"]))
+        except Exception as error:
+            log.error("errand_failed", errand=row["id"], exc_info=error)
+    return len(waiting)
+
+
+async def _deliver(database: Database, plans: Plans, errand_id: int, tx: Tx) -> None:
+    errand = await tx.row("take_errand", errand_id)
+    if errand is None:
+        return
+    try:
+        run = await open_run(tx, database, plans, errand["tenant_id"], errand["to_run"])
+    except NotFound:
+        return
+    word = await _word(tx, errand)
+    stopping = word.command == Command.CANCEL and run.status == RunState.CANCELING
+    if run.status in RUN.terminal or stopping:
+        await put_back(tx, run)
+    else:
+        await say(tx, database, run, word)
+
+
+async def _word(tx: Tx, errand: Row) -> Word:
+    actor = f"run:{errand['from_run']}"
+    if errand["command"] == Command.CANCEL:
+        return Word(Command.CANCEL, actor, {"reason_code": RunReason.CANCELED_BY_PARENT, "said": None})
+    child = await tx.row("get_run", errand["tenant_id"], errand["from_run"])
+    assert child is not None
+    data = {
+        "child": str(child["id"]), "status": child["status"], "reason": child["reason"], "output": child["result"],
+        "error": orjson.loads(child["error"] or "null"),
+    }  # fmt: skip
+    return Word(Command.CHILD_ENDED, actor, data, step=errand["step"])
+
+
+async def wake_awaiting(database: Database, flows: Iterable[str], actor: str) -> int:
+    """Runs that wait for code that this worker has. Not without end: others may be putting them back."""
+    total = 0
+    for _ in range(_MOST_BATCHES):
+        woken = len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+        total += woken
+        if woken < _BATCH:
+            break
+    return total

@@ -1,0 +1,189 @@
+"""Schedules: a run for each slot of a cron expression, whoever looks at the clock.
+
+A slot is a moment in UTC. Its run, its idempotency record and the schedule's next slot commit together, so a process
+that dies in between leaves the slot due for the next one, and a slot that was started is never started again.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from interlock.definition.cron import Cron, Missed
+from interlock.engine import idempotency, runs
+from interlock.engine.idempotency import Answer, Request
+from interlock.engine.principal import Principal
+from interlock.engine.tenants import principal_of
+from interlock.engine.triggers import context_of
+from interlock.engine.workflows import Plans
+from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Problem
+from interlock.governance.roles import Permission
+from interlock.ids import uuid7
+from interlock.journal import encode
+from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log, metrics
+from interlock.wire import Initiator, NewSchedule
+
+_BATCH = 100
+# Slots of one schedule that are started together. A year of minutes takes a while, and holds nobody up.
+_MOST_SLOTS = 200
+_SOURCE = "scheduler"
+
+
+# ---------------------------------------------------------------- keeping them
+
+
+def read_cron(cron: str, timezone: str) -> Cron:
+    try:
+        return Cron.parse(cron, timezone)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+
+
+async def add(tx: Tx, database: Database, principal: Principal, new: NewSchedule, cron: Cron) -> Row:
+    now = database.clock()
+    following = cron.after(await tx.value("time_is", now))
+    row = await tx.row(
+        "add_schedule", now, principal.tenant_id, new.name, principal.key_id, principal.workspace_id, cron.expression,
+        new.timezone, new.workflow, encode(new.input), new.missed, following,
+    )  # fmt: skip
+    if row is None:
+        raise Conflict(f"schedule {new.name} exists already; delete it first", code="SCHEDULE_EXISTS")
+    log.info("schedule_added", schedule=new.name, tenant=principal.tenant, by=principal.actor)
+    return {**row, "key_name": principal.name}
+
+
+async def named(tx: Tx | Database, database: Database, principal: Principal, name: str) -> Row:
+    row = await tx.row("schedule_named", database.clock(), principal.tenant_id, name, principal.workspace_id)
+    if row is None:
+        raise NotFound(f"no schedule {name}", code="SCHEDULE_NOT_FOUND")
+    return row
+
+
+async def listed(database: Database, principal: Principal, cursor: str | None, limit: int) -> list[Row]:
+    return await database.fetch("list_schedules", principal.tenant_id, cursor, limit, principal.workspace_id)
+
+
+async def pause(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
+    await named(tx, database, principal, name)
+    await tx.fetch("pause_schedule", database.clock(), principal.tenant_id, name, None, None)
+    log.info("schedule_paused", schedule=name, tenant=principal.tenant, by=principal.actor)
+    return await named(tx, database, principal, name)
+
+
+async def resume(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
+    """From now on; what is going on already goes on as it is."""
+    row = await named(tx, database, principal, name)
+    following = read_cron(row["cron"], row["timezone"]).after(row["now"])
+    place = (principal.tenant_id, name)
+    await tx.fetch("resume_schedule", *place, following, principal.key_id, principal.workspace_id)
+    log.info("schedule_resumed", schedule=name, tenant=principal.tenant, by=principal.actor)
+    return await named(tx, database, principal, name)
+
+
+async def delete(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
+    row = await named(tx, database, principal, name)
+    await tx.fetch("delete_schedule", principal.tenant_id, name)
+    log.info("schedule_deleted", schedule=name, tenant=principal.tenant, by=principal.actor)
+    return row
+
+
+async def prepare_now(database: Database, plans: Plans, principal: Principal, name: str) -> runs.NewRun:
+    """A run outside the slots, by somebody who asks for it."""
+    row = await named(database, database, principal, name)
+    context = context_of("schedule", name, Initiator.USER, user=principal.name, metadata={"schedule": name})
+    return await runs.prepare(plans, principal, row["workflow"], input=orjson.loads(row["input"]), trigger=context)
+
+
+# ---------------------------------------------------------------- what is due
+
+
+async def start_due(database: Database, plans: Plans) -> int:
+    """Any number of processes may do this at once. One transaction for each schedule: a bad one stops no other."""
+    started = 0
+    for row in await database.fetch("due_schedules", database.clock(), _BATCH):
+        try:
+            started += await _start_one(database, plans, row)
+        except Exception as error:
+            log.error("schedule_failed", schedule=row["schedule"], tenant=row["tenant"], exc_info=error)
+    return started
+
+
+async def _start_one(database: Database, plans: Plans, row: Row) -> int:
+    who = principal_of(row)
+    cron = Cron.parse(row["cron"], row["timezone"])
+    slots = cron.due(row["next_at"], row["now"], Missed(row["missed"]), _MOST_SLOTS)
+    try:
+        news = await _runs_for(plans, who, row, slots)
+    except (Forbidden, NotFound) as problem:
+        return await _give_up(database, row, problem)
+    # Behind the batch if there is more of it, else behind now: what was left out stays left out.
+    whole = len(slots) == _MOST_SLOTS
+    following = cron.after(slots[-1] if whole else row["now"])
+
+    async def work(tx: Tx) -> int:
+        place = (who.tenant_id, row["schedule"])
+        if await tx.value("lock_due_schedule", *place, row["next_at"]) is None:
+            return 0
+        started = await _start_slots(tx, database, who, row["schedule"], news)
+        last = started[-1] if started else None
+        await tx.fetch("advance_schedule", *place, following, last and last[0], last and last[1])
+        return len(started)
+
+    return await database.command(work)
+
+
+async def _runs_for(
+    plans: Plans, who: Principal, row: Row, slots: list[datetime]
+) -> list[tuple[datetime, runs.NewRun]]:
+    if row["revoked_at"] is not None:
+        raise Forbidden("the key that it acts with was revoked; resume it with another")
+    who.require(Permission.START)
+    if not slots:
+        return []
+    one = await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]))
+    return [(slot, replace(one, id=uuid7(), trigger=_context(row["schedule"], slot))) for slot in slots]
+
+
+def _context(name: str, slot: datetime) -> dict[str, Any]:
+    about = {"schedule": name, "slot": written(slot)}
+    return context_of("schedule", name, Initiator.SYSTEM, user=None, metadata=about)
+
+
+def written(slot: datetime) -> str:
+    return slot.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def _start_slots(
+    tx: Tx, database: Database, who: Principal, name: str, news: list[tuple[datetime, runs.NewRun]]
+) -> list[tuple[datetime, UUID]]:
+    """Those whose key was free."""
+    if not news:
+        return []
+    asked = {f"{_SOURCE}:{name}:{written(slot)}": (slot, new) for slot, new in news}
+    requests = {key: Request(who.tenant_id, key, _SOURCE, Request.hash_of(key)) for key in asked}
+    ours = await idempotency.begin_many(tx, database, list(requests.values()))
+    metrics.idempotency_hits.labels(_SOURCE, "hit").inc(len(asked) - len(ours))
+    metrics.idempotency_hits.labels(_SOURCE, "miss").inc(len(ours))
+    begun = [(requests[key], *found) for key, found in asked.items() if key in ours]
+    if not begun:
+        return []
+    mine = [new for _, _, new in begun]
+    if runs.starts_in_queue(mine[0].plan):
+        await runs.start_many(tx, database, who, mine)
+    else:
+        for new in mine:
+            await runs.start_waiting(tx, database, who, new)
+    answers = [Answer(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
+    await idempotency.complete_many(tx, [request for request, _, _ in begun], answers)
+    return [(slot, new.id) for _, slot, new in begun]
+
+
+async def _give_up(database: Database, row: Row, problem: Problem) -> int:
+    """It would fail the same way every second: it is paused, and says why."""
+    place = (row["tenant_id"], row["schedule"])
+    await database.fetch("pause_schedule", database.clock(), *place, problem.detail, row["next_at"])
+    log.error("schedule_paused", schedule=row["schedule"], tenant=row["tenant"], error=problem.detail)
+    return 0

@@ -1,0 +1,63 @@
+-- Schedules: runs at times. Any number of processes may look for what is due; a slot's idempotency key decides whose it
+-- is, and the lock on the row keeps the others from trying in vain.
+
+-- name: time_is
+SELECT coalesce($1, now());
+
+-- name: add_schedule
+INSERT INTO schedule (tenant_id, name, key_id, workspace_id, cron, timezone, workflow, input, missed, next_at,
+                      created_at)
+VALUES ($2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, coalesce($1, now()))
+ON CONFLICT (tenant_id, name) DO NOTHING
+RETURNING *;
+
+-- name: schedule_named
+SELECT schedule.*, api_key.name AS key_name, coalesce($1, now()) AS now
+  FROM schedule JOIN api_key ON api_key.id = key_id
+ WHERE schedule.tenant_id = $2 AND schedule.name = $3 AND ($4::text IS NULL OR schedule.workspace_id = $4);
+
+-- name: list_schedules
+SELECT schedule.*, api_key.name AS key_name FROM schedule JOIN api_key ON api_key.id = key_id
+ WHERE schedule.tenant_id = $1 AND ($2::text IS NULL OR schedule.name > $2)
+   AND ($4::text IS NULL OR schedule.workspace_id = $4)
+ ORDER BY schedule.name LIMIT $3;
+
+-- name: pause_schedule
+-- Pausing what is paused changes nothing. With $5 only while that is its next slot: who gives up on a schedule may know
+-- less than who mended it meanwhile.
+UPDATE schedule
+   SET next_at = NULL, paused_at = coalesce(paused_at, $1, now()),
+       paused_why = CASE WHEN paused_at IS NULL THEN $4 ELSE paused_why END
+ WHERE tenant_id = $2 AND name = $3 AND ($5::timestamptz IS NULL OR next_at = $5);
+
+-- name: resume_schedule
+-- What was due while it was paused was not missed. If its key was revoked, it acts with that of whoever resumes it.
+UPDATE schedule
+   SET next_at = $3, paused_at = NULL, paused_why = NULL,
+       key_id = CASE WHEN api_key.revoked_at IS NULL THEN key_id ELSE $4 END,
+       workspace_id = CASE WHEN api_key.revoked_at IS NULL THEN schedule.workspace_id ELSE $5 END
+  FROM api_key
+ WHERE api_key.id = schedule.key_id
+   AND schedule.tenant_id = $1 AND schedule.name = $2 AND paused_at IS NOT NULL;
+
+-- name: delete_schedule
+DELETE FROM schedule WHERE tenant_id = $1 AND name = $2;
+
+-- name: due_schedules
+-- With the key that each acts with, revoked or not.
+SELECT schedule.name AS schedule, cron, timezone, workflow, schedule.input, missed, next_at, coalesce($1, now()) AS now,
+       api_key.*, tenant.name AS tenant
+  FROM schedule
+  JOIN api_key ON api_key.id = schedule.key_id
+  JOIN tenant ON tenant.id = schedule.tenant_id
+ WHERE next_at <= coalesce($1, now())
+ ORDER BY next_at
+ LIMIT $2;
+
+-- name: lock_due_schedule
+-- Nothing if somebody else has it in hand or was here first.
+SELECT name FROM schedule WHERE tenant_id = $1 AND name = $2 AND next_at = $3 FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: advance_schedule
+UPDATE schedule SET next_at = $3, last_slot = coalesce($4, last_slot), last_run_id = coalesce($5, last_run_id)
+ WHERE tenant_id = $1 AND name = $2;

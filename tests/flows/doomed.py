@@ -1,0 +1,51 @@
+"""A flow for workers in processes of their own, each of which is killed, really, at the step DOOMED_STEP names.
+
+What its steps do to the world is a line in the file DOOMED_LEDGER, which outlives the processes.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from interlock import FlowContext
+from interlock.tools import Registry, flow, registry, tool
+
+STEPS = 200
+
+
+def ledger() -> list[str]:
+    path = Path(os.environ["DOOMED_LEDGER"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _write(line: str) -> None:
+    with Path(os.environ["DOOMED_LEDGER"]).open("a") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def dies_inside(n: int) -> bool:
+    """Every fourth is killed after it did its work; the others before, which is after the step before them."""
+    return n % 4 == 0
+
+
+def stock(shelf: Registry) -> None:
+    @tool("doomed.step", writes=True, idempotent=True, register=shelf)
+    async def step(n: int) -> int:
+        doomed = os.environ.get("DOOMED_STEP") == str(n)
+        if doomed and not dies_inside(n):
+            os.kill(os.getpid(), signal.SIGKILL)
+        _write(str(n))
+        if doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    @flow("doomed", version=1, register=shelf)
+    async def doomed(ctx: FlowContext) -> Any:
+        return [await ctx.call("doomed.step", n=n) for n in range(STEPS)]
+
+
+if os.environ.get("DOOMED_STEP"):
+    stock(registry)
