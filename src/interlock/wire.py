@@ -564,7 +564,10 @@ class StateChange(View):
 
 
 class Worker(View):
-    """`pid` is there when its process is; `job_id`: the job that it is reserved for; `tenants` null: it serves all."""
+    """`pid` is there when its process is; `job_id`: the job that it is reserved for; `tenants` null: it serves all.
+
+    `log`: the file on its host that its supervisor has it write to; null if it has none.
+    """
 
     id: Id
     name: str
@@ -578,6 +581,7 @@ class Worker(View):
     workspace_id: str | None = None
     job_id: Id | None = None
     supervisor_id: Id | None = None
+    log: str | None = None
     holds: NonNegativeInt = 0
     heartbeat_at: AwareDatetime
     started_at: AwareDatetime

@@ -1,11 +1,12 @@
 """`interlock worker` and `interlock job`: what they send, what they show, and how they end."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.stub import NOW, Stub, problem, refused, run
+from tests.cli.stub import NOW, Stub, problem, refused, run, sse
 
 ID = "01990000-0000-7000-8000-000000000000"
 
@@ -67,12 +68,27 @@ def test_its_history_is_shown(stub: Stub) -> None:
     assert "paused" in shown and "ann" in shown
 
 
-def test_its_log_is_read_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
-    assert "on the worker's host" in refused(run("worker", "logs", ID))
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"worker-{ID}.log").write_text("one\ntwo\x1b[31m\nthree\n")
+def test_its_log_is_read_where_it_was_written(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path / "ours"))
+    text = "one\ntwo\x1b[31m\nthree\n"
+    theirs = tmp_path / f"worker-{ID}.log"
+    stub.on(f"GET /api/workers/{ID}", a_worker(log=str(theirs)))
+    assert f"is not on this machine: it is on box, in {theirs}" in refused(run("worker", "logs", ID))
+    theirs.write_text(text)
     assert run("worker", "logs", ID, "--lines", "2").stdout.splitlines() == ["two\\x1b[31m", "three"]
+    (tmp_path / "ours" / "logs").mkdir(parents=True)
+    (tmp_path / "ours" / "logs" / f"worker-{ID}.log").write_text("ours\n")
+    assert run("worker", "logs", ID).stdout == "ours\n"
+
+
+def test_a_worker_without_a_log_says_why(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    stub.on(f"GET /api/workers/{ID}", a_worker())
+    assert "started by hand on box, process 7" in refused(run("worker", "logs", ID))
+    stub.on(f"GET /api/workers/{ID}", a_worker("idle", pid=None))
+    assert "its process was not started" in refused(run("worker", "logs", ID))
+    stub.on(f"GET /api/workers/{ID}", problem(404, "WORKER_NOT_FOUND", "Not found", f"no worker {ID}"))
+    assert f"no worker {ID}" in refused(run("worker", "logs", ID))
 
 
 def test_a_job_is_submitted(stub: Stub) -> None:
@@ -89,11 +105,29 @@ def test_a_job_that_is_not_valid_fails_the_command(stub: Stub) -> None:
     assert "no workflow resize" in refused(run("job", "submit", "resize"))
 
 
-def test_a_job_is_watched_to_its_end(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlock.cli.jobs._POLL_SECONDS", 0.0)
-    stub.on(f"GET /api/jobs/{ID}", a_job(), a_job(done=2), a_job(done=2), a_job("completed", 4))
-    lines = run("job", "watch", ID).stdout.splitlines()
-    assert lines[:3] == ["running 1/4, 2/s, 1.5s left", "running 2/4, 2/s, 1.5s left", "completed 4/4, 2/s"]
+def said(seq: int, seconds: int, type: str = "job_progress", **data: Any) -> dict[str, Any]:
+    return {"seq": seq, "type": type, "at": (NOW + timedelta(seconds=seconds)).isoformat(), "data": data}
+
+
+def test_a_job_is_watched_to_its_end(stub: Stub) -> None:
+    started = said(1, 0, "job_transition", from_state="pending", to_state="running", done=0, total=4)
+    ended = said(4, 3, "job_completed", from_state="running", to_state="failed", done=4, total=4)
+    told = [started, said(2, 1, done=1, total=4, succeeded=1), said(3, 2, done=3, total=4, succeeded=2), ended]
+    stub.on(f"GET /api/jobs/{ID}", a_job("pending", 0), a_job("failed", 4, reason="1 of 4 runs did not succeed"))
+    stub.on(f"GET /api/jobs/{ID}/events", sse(*told))
+    result = run("job", "watch", ID)
+    assert result.stdout.splitlines()[:4] == [
+        "running 0/4", "running 1/4, 1/s, 3.0s left", "running 3/4, 1 failed, 0 canceled, 1.5/s, 667ms left",
+        "failed 4/4, 1 failed, 0 canceled, 1.33/s",
+    ]  # fmt: skip
+    assert "1 of 4 runs did not succeed" in result.stderr and result.exit_code == 1
+
+
+def test_a_watched_job_is_one_event_a_line_for_programs(stub: Stub) -> None:
+    stub.on(f"GET /api/jobs/{ID}", a_job(), a_job("completed", 4))
+    stub.on(f"GET /api/jobs/{ID}/events", sse(said(1, 0, done=4, total=4, succeeded=4)))
+    (line,) = run("job", "watch", ID, "--json").stdout.splitlines()
+    assert json.loads(line)["data"]["done"] == 4
 
 
 def test_a_tree_is_drawn(stub: Stub) -> None:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from interlock import FlowContext
 from interlock.engine import jobs, leases, workers
 from interlock.errors import Invalid, InvalidTransition, Terminal
 from interlock.ids import uuid7
@@ -326,6 +327,81 @@ async def test_the_tenants_cap_counts_the_runs_of_its_jobs(rig: Rig, shop: Shop)
     for run_id in plain:
         assert (await rig.until(run_id))["status"] == "succeeded"
     await nothing_leaks(rig)
+
+
+async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_lane(rig: Rig, shop: Shop) -> None:
+    await rig.apply("{name: capped, caps: {max_concurrency: 2}, steps: [{id: a, tool: t.hold}]}")
+    mine, other = await shop.worker(), await shop.worker()
+    plain = [await rig.start("capped") for _ in range(2)]
+    await shop.hold.inside()
+    job_id = await shop.job("capped", runs=3)
+    await rig.sweep()
+    (reserved,) = await shop.reserved(job_id)
+    assert [row["side_id"] for row in await rig.sql("SELECT side_id FROM held_back")] == [job_id] * 3
+    shop.hold.release.set()
+    await shop.job_until(job_id, "completed")
+    (actor,) = (worker.me.actor for worker in (mine, other) if worker.me.id == reserved)
+    for run in await runs_of(rig, job_id):
+        rows = await rig.sql("SELECT DISTINCT actor FROM entry WHERE run_id = $1 AND step > ''", run["id"])
+        assert [row["actor"] for row in rows] == [actor]
+    for run_id in plain:
+        await rig.until(run_id, "succeeded")
+    assert await rig.sql("SELECT FROM held_back") == []
+    await nothing_leaks(rig)
+
+
+async def test_runs_that_a_jobs_runs_start_are_done_by_its_workers_and_not_counted(rig: Rig, shop: Shop) -> None:
+    """With the only worker reserved nobody else could do them."""
+
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> None:
+        await ctx.child("two", {})
+
+    worker = await shop.worker()
+    shop.hold.release.set()
+    job_id = await shop.job("parent", runs=2)
+    row = await shop.job_until(job_id, "completed")
+    assert (row["done"], row["total"]) == (2, 2)
+    everything = await runs_of(rig, job_id)
+    assert len(everything) == 4 and {run["status"] for run in everything} == {"succeeded"}
+    shown = (await rig.http().get(f"/api/jobs/{job_id}")).json()["progress"]
+    assert (shown["done"], shown["succeeded"]) == (2, 2)
+    actors = await rig.sql("SELECT DISTINCT actor FROM entry WHERE step IN ('a', 'b')")
+    assert [row["actor"] for row in actors] == [worker.me.actor]
+    await nothing_leaks(rig)
+
+
+async def test_canceling_a_job_also_stops_what_its_runs_started(rig: Rig, shop: Shop) -> None:
+    @rig.flow("parent")
+    async def parent(ctx: FlowContext) -> None:
+        await ctx.child("one", {})
+
+    await shop.worker()
+    job_id = await shop.job("parent")
+    await rig.sweep()
+    await shop.hold.inside()
+    await rig.http().post(f"/api/jobs/{job_id}/cancel")
+
+    async def all_canceled() -> bool:
+        await rig.sweep()
+        return {run["status"] for run in await runs_of(rig, job_id)} == {"canceled"}
+
+    await until(all_canceled)
+    assert len(await runs_of(rig, job_id)) == 2
+    await nothing_leaks(rig)
+
+
+async def test_a_job_is_followed_to_its_end(shop: Shop, rig: Rig) -> None:
+    await shop.worker()
+    shop.hold.release.set()
+    job_id = await shop.job("one", runs=3)
+    async with rig.stream(f"/api/jobs/{job_id}/events") as frames:
+        seen = [await anext(frames)]
+        await shop.job_until(job_id, "completed")
+        seen += [frame async for frame in frames]
+    kinds = [frame["event"] for frame in seen]
+    assert kinds[0] == "job_created" and kinds[-2:] == ["job_completed", "end"], kinds
+    assert [int(frame["id"]) for frame in seen[:-1]] == list(range(1, len(seen)))
 
 
 async def test_another_tenants_job_does_not_exist(shop: Shop, rig: Rig) -> None:

@@ -83,7 +83,7 @@ async def test_of_all_pairs_of_worker_states_and_calls_exactly_those_in_the_tabl
 
 
 async def supervisor(rig: Rig) -> None:
-    await rig.database.fetch("register_supervisor", rig.clock(), uuid7(), socket.gethostname(), 1, 0, 3600.0)
+    await rig.database.fetch("register_supervisor", rig.clock(), uuid7(), socket.gethostname(), 1, 0, 3600.0, "/logs")
 
 
 async def a_job(rig: Rig, state: str) -> Any:

@@ -30,10 +30,11 @@ async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
 
 @router.get("/workers/{worker_id}", response_model=Worker)
 async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
-    """A worker with its `state_history`."""
+    """A worker with its `state_history`, and where on its host its log is."""
     who.require(Permission.READ)
     row = await workers.get(found.database, worker_id)
-    return Json(worker_view(row, await found.database.fetch("transitions_of", worker_id)))
+    log = f"{row['log_dir']}/worker-{worker_id}.log" if row["log_dir"] else None
+    return Json(worker_view(row, await found.database.fetch("transitions_of", worker_id)) | {"log": log})
 
 
 @router.post("/workers", status_code=201, response_model=Worker)

@@ -1,8 +1,7 @@
 """`interlock job`: submit batches of runs, watch them, stop them."""
 
-import contextlib
-import time
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,11 +14,11 @@ from interlock.cli import show
 from interlock.cli.connection import connect
 from interlock.cli.outcome import example
 from interlock.cli.text import one_line, parse_json, parse_seconds, visible
-from interlock.lifecycle import JOB, JobState
+from interlock.lifecycle import JobState
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import Job, JobTree
+    from interlock.wire import Job, JobEvent, JobTree
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +31,6 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 RequestId = Annotated[str | None, typer.Option(help="The same id again gives the same answer and changes nothing.")]
 
 _ID = "01990000-0000-7000-8000-000000000000"
-_POLL_SECONDS = 0.5
 
 
 @app.command(
@@ -168,23 +166,45 @@ def _branches(found: "JobTree", onto: Tree | None = None) -> Tree:
 
 
 def _watch(client: "Client", job: "Job", *, as_json: bool) -> "Job":
-    """Asked again twice a second: what is shown is a few numbers, whatever happened meanwhile."""
-    out, last = show.console(), ""
-    live = Live(_bar(job), console=out, refresh_per_second=8) if out.is_terminal and not as_json else None
-    with live or contextlib.nullcontext():
-        while True:
-            if live:
+    """Show a job until it ends, and answer how it ended. Without a terminal: one line per event."""
+    events = client.follow_job(job.id)
+    out = show.console()
+    if as_json:
+        for event in events:
+            show.print_json(event, indent=None)
+    elif out.is_terminal:
+        with Live(_bar(job), console=out, refresh_per_second=8) as live:
+            for event in events:
+                job = _moved(job, event)
                 live.update(_bar(job))
-            elif (line := f"{job.status} {job.progress.done}/{job.progress.total}") != last:
-                last = line
-                if as_json:
-                    show.print_json(job, indent=None)
-                else:
-                    out.print(f"{job.status} {_line(job)}")
-            if job.status in JOB.terminal:
-                return job
-            time.sleep(_POLL_SECONDS)
-            job = client.job(job.id)
+    else:
+        for event in events:
+            job = _moved(job, event)
+            out.print(f"{job.status} {_line(job)}")
+    return client.job(job.id)
+
+
+def _moved(job: "Job", event: "JobEvent") -> "Job":
+    """The job as the event tells it; how fast it goes is reckoned from its start."""
+    said, changes = event.data, dict[str, Any]()
+    if "to_state" in said:
+        changes["status"] = JobState(said["to_state"])
+    if said.get("to_state") == JobState.RUNNING:
+        changes["started_at"] = event.at
+    if "done" in said:
+        changes["progress"] = job.progress.model_copy(update=_reckoned(said, job.started_at, event.at))
+    return job.model_copy(update=changes)
+
+
+def _reckoned(said: dict[str, Any], since: datetime | None, at: datetime) -> dict[str, Any]:
+    done, total = said["done"], said["total"]
+    seconds = (at - since).total_seconds() if since else 0.0
+    rate = done / seconds if done and seconds > 0 else None
+    failed = {"failed": done - said["succeeded"]} if "succeeded" in said else {}
+    return {
+        "done": done, "total": total, "rate_per_second": rate, "eta_seconds": (total - done) / rate if rate else None,
+        **failed,
+    }  # fmt: skip
 
 
 def _fail_unless_well(job: "Job") -> None:

@@ -1,6 +1,8 @@
 """`interlock worker`: be one, and see to those that are there."""
 
+import os
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -140,20 +142,14 @@ def terminate(
 
 @app.command(epilog=example(f"interlock worker logs {_ID} --follow"))
 def logs(
+    ctx: typer.Context,
     worker_id: WorkerId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it writes.")] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 200,
 ) -> None:
-    """Print what a worker of this machine's supervisor wrote."""
-    settings = read_settings()
-    path = settings.data_dir / "logs" / f"worker-{worker_id}.log"
-    if not path.exists():
-        raise typer.TyperException(
-            f"no log of worker {worker_id} in {path.parent}; it is on the worker's host, in the data directory of the"
-            " supervisor that started it"
-        )
+    """Print what a worker of a supervisor on this machine wrote; of others, say where that is."""
     out = show.console()
-    with path.open(errors="replace") as file:
+    with _log_of(ctx, worker_id).open(errors="replace") as file:
         for line in file.readlines()[-lines:]:
             out.print(visible(line.rstrip("\n")))
         while follow:
@@ -161,3 +157,26 @@ def logs(
                 out.print(visible(line.rstrip("\n")))
             else:
                 time.sleep(_FOLLOW_SECONDS)
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    file.seek(0)  # it had grown too long and begins anew
+
+
+def _log_of(ctx: typer.Context, worker_id: str) -> Path:
+    """In our own data directory, which needs no server; else where the server says, if that is on this machine."""
+    ours = read_settings().data_dir / "logs" / f"worker-{worker_id}.log"
+    if ours.exists():
+        return ours
+    with connect(ctx) as client:
+        found = client.worker(worker_id)
+    host = found.host or "its host"
+    if found.log is None and found.pid is None:
+        raise typer.TyperException(f"worker {found.name} has no log yet: its process was not started")
+    if found.log is None:
+        raise typer.TyperException(
+            f"worker {found.name} was started by hand on {host}, process {found.pid}: its log is what it prints there"
+        )
+    if not (there := Path(found.log)).exists():
+        raise typer.TyperException(
+            f"the log of worker {found.name} is not on this machine: it is on {host}, in {there}"
+        )
+    return there

@@ -176,7 +176,7 @@ async def _tend_one(database: Database, row: Row) -> None:
         await database.command(partial(_settle, database, row["id"]))
         return
     if row["done"] > row["noted"]:
-        await database.fetch("note_progress", database.clock(), row["id"], row["done"])
+        await database.fetch("note_progress", database.clock(), row["id"], row["done"], row["well"])
     # Nothing that waits holds a worker: one whose runs all wait, or which waits for its children, gives them back.
     if not row["moving"] and row["workers"]:
         await database.fetch("release_workers", database.clock(), [row["id"]])

@@ -127,7 +127,7 @@ class Supervisor:
         db, settings = self._database, self._settings
         await db.fetch(
             "register_supervisor", db.clock(), self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
-            patience=float("inf"),
+            str(log_path(settings.data_dir, "").parent.resolve()), patience=float("inf"),
         )  # fmt: skip
 
     async def _tend(self) -> None:

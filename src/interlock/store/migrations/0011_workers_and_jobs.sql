@@ -149,11 +149,12 @@ CREATE TRIGGER job_final BEFORE UPDATE ON job FOR EACH ROW
 
 -- ---------------------------------------------------------------- workers
 
--- A process that starts and ends worker processes on its machine.
+-- A process that starts and ends worker processes on its machine. `log_dir` is where they write.
 CREATE TABLE supervisor (
   id             uuid PRIMARY KEY,
   host           text NOT NULL,
   pid            int NOT NULL,
+  log_dir        text NOT NULL,
   wished         int NOT NULL CHECK (wished >= 0),
   reason         text,
   lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),

@@ -79,7 +79,7 @@ WITH changed AS (
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
   SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'job', coalesce($1, now()),
-         'job_progress', 'system:jobs', jsonb_build_object('done', $3, 'total', total)
+         'job_progress', 'system:jobs', jsonb_build_object('done', $3, 'total', total, 'succeeded', $4::int)
     FROM changed
 )
 SELECT pg_notify('interlock_run', id::text)::text FROM changed;

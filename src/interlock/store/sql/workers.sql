@@ -64,7 +64,9 @@ SELECT status, job_id, stopped_by, (SELECT count(*) FROM run WHERE lease_worker 
   FROM worker WHERE id = $1;
 
 -- name: get_worker
-SELECT worker.*, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds FROM worker WHERE id = $1;
+SELECT worker.*, supervisor.log_dir, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds
+  FROM worker LEFT JOIN supervisor ON supervisor.id = worker.supervisor_id
+ WHERE worker.id = $1;
 
 -- name: list_workers
 SELECT worker.*, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds
@@ -89,8 +91,8 @@ SELECT id, name FROM tenant WHERE name = ANY($1::text[]);
 -- ---------------------------------------------------------------- supervisors
 
 -- name: register_supervisor
-INSERT INTO supervisor (id, host, pid, wished, lease_seconds, heartbeat_at, started_at)
-VALUES ($2, $3, $4, $5, $6, coalesce($1, now()), coalesce($1, now()))
+INSERT INTO supervisor (id, host, pid, wished, lease_seconds, log_dir, heartbeat_at, started_at)
+VALUES ($2, $3, $4, $5, $6, $7, coalesce($1, now()), coalesce($1, now()))
 ON CONFLICT (id) DO NOTHING;
 
 -- name: supervise
