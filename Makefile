@@ -19,11 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(DEV)
 	@touch $@
 
-<<<<<<< HEAD
-DEV := boto3 hypothesis import-linter mcp "moto[s3,server]" mypy opentelemetry-sdk playwright "pydantic-ai-slim[openai]" pytest pytest-asyncio pytest-xdist ruff types-PyYAML
-=======
-DEV := boto3 hypothesis import-linter mcp "moto[s3,server]" mypy opentelemetry-sdk "pydantic-ai-slim[anthropic,google,openai]" pytest pytest-asyncio pytest-xdist ruff types-PyYAML
->>>>>>> agents
+DEV := boto3 hypothesis import-linter mcp "moto[s3,server]" mypy opentelemetry-sdk playwright "pydantic-ai-slim[anthropic,google,openai]" pytest pytest-asyncio pytest-xdist ruff types-PyYAML
 
 demo: install    ## a refund that stops for a person, on the embedded database
 	@$(BIN)/interlock demo $(ARGS)

@@ -81,7 +81,9 @@ class _Claimer:
         undone = self._connection.transaction()
         await undone.start()
         began = time.perf_counter()
-        rows = await self._connection.fetch(SQL["claim_runs"], None, self._me.id, _BATCH, self._me.actor)
+        rows = await self._connection.fetch(
+            SQL["claim_runs"], None, self._me.id, _BATCH, self._me.actor, "default", None
+        )
         took = time.perf_counter() - began
         await undone.rollback()
         if sum(row["id"] is not None for row in rows) != _BATCH:

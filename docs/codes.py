@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock import errors
-from interlock.errors import InvalidTransition, Problem
-from interlock.lifecycle import RUN, RunEvent, RunState
+from interlock.errors import Problem
+from interlock.lifecycle import JOB, RUN, WORKER, JobEvent, JobState, RunEvent, RunState, WorkerEvent, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,12 @@ def codes_in(source: Path) -> list[Code]:
 
 
 def _refused_transitions() -> Iterator[Problem]:
-    for state, event in ((RunState.RUNNING, "retry"), (RunState.SUCCEEDED, RunEvent.CANCEL)):
-        yield InvalidTransition(
-            machine="run", state=state, event=event, allowed=RUN.allowed(state), terminal=state in RUN.terminal
-        )
+    yield RUN.refusal(RunState.RUNNING, "retry")
+    yield RUN.refusal(RunState.SUCCEEDED, RunEvent.CANCEL)
+    yield WORKER.refusal(WorkerState.IDLE, WorkerEvent.PAUSE)
+    yield WORKER.refusal(WorkerState.COMPLETED, WorkerEvent.RESUME)
+    yield JOB.refusal(JobState.SUBMITTED, JobEvent.ALLOCATE)
+    yield JOB.refusal(JobState.CANCELED, JobEvent.CANCEL)
 
 
 def _codes_of(tree: ast.Module) -> Iterator[Code]:

@@ -123,7 +123,7 @@ _NOT_OURS = {"install_completion", "show_completion"}
 
 def _describe(command: Any, path: str, out: list[str]) -> None:
     commands: dict[str, Any] = getattr(command, "commands", {})
-    options = [p for p in command.params if p.param_type_name == "option" and p.name not in _NOT_OURS]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name not in _NOT_OURS and not p.hidden]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     words = [path, *(_metavar(argument) for argument in arguments)]
     words += ["[OPTIONS]"] * bool(options) + ["COMMAND"] * bool(commands)

@@ -14,7 +14,7 @@ from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, audit, evidence, leases, runs, tenants, workflows
+from interlock.engine import approvals, audit, evidence, jobs, leases, runs, tenants, workflows
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Salts, Signing
 from interlock.engine.leases import reclaim_lost
@@ -200,10 +200,10 @@ class Rig:
         await self.database.command(lambda tx: runs.cancel(tx, self.database, self.plans, who or self.admin, run_id))
 
     @asynccontextmanager
-    async def worker(self, capacity: int = 20) -> AsyncIterator[Worker]:
+    async def worker(self, capacity: int = 20, **serves: Any) -> AsyncIterator[Worker]:
         """A worker in this process for as long as the block lasts; it drains at the end."""
         stop = asyncio.Event()
-        worker = Worker(self.database, self.settings, tools=self.tools, capacity=capacity)
+        worker = Worker(self.database, self.settings, tools=self.tools, capacity=capacity, **serves)
         task = asyncio.create_task(worker.run(stop))
         try:
             yield worker
@@ -222,6 +222,7 @@ class Rig:
         """What the sweeper does in the background, once, at the clock's time."""
         await sweep(self.database, self.plans)
         await reclaim_lost(self.database)
+        await jobs.tend(self.database, self.plans)
 
     async def prove(self) -> None:
         """What servers do in the background about proof, once: seal what waits, make the evidence that is due."""

@@ -68,7 +68,10 @@ class Conflict(Problem):
 class InvalidTransition(Conflict):
     title, code = "Not possible in this state", "RUN_INVALID_TRANSITION"
 
-    def __init__(self, *, machine: str, state: str, event: str, allowed: Iterable[str], terminal: bool) -> None:
+    def __init__(
+        self, *, machine: str, state: str, event: str, allowed: Iterable[str], terminal: bool,
+        asked: Iterable[str] = (), allowed_states: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         allowed = tuple(allowed)
         can = f"allowed: {', '.join(allowed)}" if allowed else "it is final"
         code = f"{machine.upper()}_{'TERMINAL_STATE' if terminal else 'INVALID_TRANSITION'}"
@@ -78,6 +81,8 @@ class InvalidTransition(Conflict):
             state=str(state),
             event=str(event),
             allowed=[str(a) for a in allowed],
+            asked_state=next((str(a) for a in asked), None),
+            allowed_states=[str(a) for a in allowed_states],
         )
         self.machine = machine
 

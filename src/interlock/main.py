@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import UUID
 
 import uvicorn
 from rich.console import Console
@@ -17,10 +18,11 @@ from rich.console import Console
 from interlock import console, tracing
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
-from interlock.engine import audit, tenants, vault
+from interlock.engine import audit, tenants, vault, workers
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
+from interlock.engine.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid
 from interlock.integrations import deliver_forever, use_settings
@@ -33,8 +35,8 @@ from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools, registry
 from interlock.tools.mcp import load_mcp
-from interlock.waiting import either
 from interlock.worker.loop import Worker
+from interlock.worker.supervisor import Supervisor
 from interlock.worker.sweeper import prove_forever, sweep_forever
 
 T = TypeVar("T")
@@ -97,12 +99,21 @@ def rotate_secrets_key(settings: Settings) -> int:
 # ---------------------------------------------------------------- worker
 
 
-def work(settings: Settings, concurrency: int | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What workers are told to serve, as it was typed: how much at a time, which labels, whose runs."""
+
+    concurrency: int | None = None
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
+    tenants: tuple[str, ...] = ()
+
+
+def work(settings: Settings, serve: Serving, adopt: UUID | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
-    run_loop(_work(settings, database_url(settings), concurrency))
+    run_loop(_work(settings, database_url(settings), serve, adopt))
     tracing.close()
     # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
     if any(thread.name.startswith("step") for thread in threading.enumerate()):
@@ -112,11 +123,14 @@ def work(settings: Settings, concurrency: int | None = None) -> int:
     return 0
 
 
-async def _work(settings: Settings, url: str, concurrency: int | None) -> None:
+async def _work(settings: Settings, url: str, serve: Serving, adopt: UUID | None) -> None:
     stop = _on_signals()
     async with opened(settings, url, size=5) as database:
         await migrations.wait_until_migrated(database)
-        worker = Worker(database, settings, capacity=concurrency)
+        tenant_ids = await workers.tenants_named(database, serve.tenants) if serve.tenants else None
+        worker = Worker(
+            database, settings, capacity=serve.concurrency, labels=serve.labels, tenants=tenant_ids, adopt=adopt
+        )
         sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
             await worker.run(stop)
@@ -131,6 +145,34 @@ def _on_signals() -> asyncio.Event:
     return stop
 
 
+def supervise(settings: Settings, wished: int, serve: Serving) -> int:
+    configure_logging(settings.log_level, settings.log_format)
+    tracing.configure()
+    try:
+        return run_loop(_supervise(settings, database_url(settings), wished, serve))
+    finally:
+        tracing.close()
+
+
+async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) -> int:
+    stop = _on_signals()
+    async with opened(settings, url, size=3) as database:
+        await migrations.wait_until_migrated(database)
+        sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
+        try:
+            await (await _supervisor(database, settings, url, wished, serve)).run(stop)
+        finally:
+            sweeping.cancel()
+    return 0
+
+
+async def _supervisor(database: Database, settings: Settings, url: str, wished: int, serve: Serving) -> Supervisor:
+    tenant_ids = await workers.tenants_named(database, serve.tenants) if serve.tenants else None
+    return Supervisor(
+        database, settings, url, wished=wished, concurrency=serve.concurrency, labels=serve.labels, tenants=tenant_ids
+    )
+
+
 # ---------------------------------------------------------------- server
 
 
@@ -141,12 +183,12 @@ def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> 
     load_mcp(mcp_file(settings), registry)
     url = database_url(settings)
     try:
-        return run_loop(_up(settings, url, workers, concurrency))
+        return run_loop(_up(settings, url, workers, Serving(concurrency)))
     finally:
         tracing.close()
 
 
-async def _up(settings: Settings, url: str, workers: int, concurrency: int | None) -> int:
+async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
     stop = _on_signals()
     async with opened(settings, url) as database, serving(settings, database) as address:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -154,10 +196,10 @@ async def _up(settings: Settings, url: str, workers: int, concurrency: int | Non
         print(
             f"Interlock is at {address}, a console in the browser; its API reference at {address}/api/docs", flush=True
         )
-        crews = [asyncio.create_task(_keep_worker(settings, url, concurrency, stop)) for _ in range(workers)]
+        supervising = asyncio.create_task((await _supervisor(database, settings, url, wished, serve)).run(stop))
         await stop.wait()
         (settings.data_dir / "url").unlink(missing_ok=True)
-        await asyncio.gather(*crews)
+        await supervising
     return 0
 
 
@@ -243,39 +285,6 @@ def _announce_key(settings: Settings, key: str) -> None:
         file.write(key)
     if settings.bootstrap_key is None:
         print(f"The admin key of tenant default, shown this once: {key}\n(also in {path})", flush=True)
-
-
-async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), patience)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-async def _keep_worker(settings: Settings, url: str, concurrency: int | None, stop: asyncio.Event) -> None:
-    """One worker process, started again when it dies, and asked to drain when we stop."""
-    environment = os.environ | {"INTERLOCK_DATABASE_URL": url}
-    command = [sys.executable, "-m", "interlock", "worker"]
-    if concurrency:
-        command += ["--concurrency", str(concurrency)]
-    stopping = asyncio.create_task(stop.wait())
-    delay = 0.2
-    while not stop.is_set():
-        began = asyncio.get_running_loop().time()
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
-        dying = asyncio.create_task(process.wait())
-        await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await _end(process, settings.drain_seconds + 20)
-            break
-        lived = asyncio.get_running_loop().time() - began
-        delay = 0.2 if lived > 10 else min(delay * 2, 10.0)
-        log.warning("worker_died", pid=process.pid, code=process.returncode, restart_in=round(delay, 1))
-        await either(stop, delay)
-    stopping.cancel()
 
 
 # ---------------------------------------------------------------- demo

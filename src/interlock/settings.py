@@ -34,6 +34,9 @@ class Settings(BaseSettings):
     slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
     poll_seconds: PositiveFloat = Field(1.0, description="The slow poll beneath the notifications.")
     drain_seconds: PositiveFloat = Field(30.0, description="How long a stopping worker lets its steps finish.")
+    worker_memory_mb: PositiveInt | None = Field(
+        None, description="A worker that uses more pauses, gives its runs back, and goes on when it has room again."
+    )
     max_reclaims: PositiveInt = Field(5, description="How often a step may lose its worker before its run fails.")
     event_keep_seconds: PositiveFloat = Field(
         7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."

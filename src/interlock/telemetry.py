@@ -94,7 +94,17 @@ class Metrics:
                 ["from_state", "to_state"],
                 registry=r,
             )
-            for name in ("run", "step", "approval", "receipt", "worker")
+            for name in ("run", "step", "approval", "receipt", "worker", "job")
+        }
+        self.state_seconds = {
+            name: Histogram(
+                f"interlock_{name}_state_seconds",
+                f"How long a {name} was in a state that it left.",
+                ["state"],
+                buckets=_SECONDS,
+                registry=r,
+            )
+            for name in ("worker", "job")
         }
         self.refused = Counter(
             "interlock_refused_transitions", "Transitions that a table does not allow.", ["machine", "state", "event"],
@@ -137,6 +147,16 @@ class Metrics:
         self.orphans = Counter("interlock_orphaned_runs", "Runs taken back from lost workers.", registry=r)
         self.lane_drift = Counter(
             "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
+        )
+        self.worker_active = Gauge(
+            "interlock_worker_active", "Workers that have not ended.", ["status"], registry=r,
+            multiprocess_mode="mostrecent",
+        )  # fmt: skip
+        self.job_active = Gauge(
+            "interlock_job_active", "Jobs that have not ended.", ["status"], registry=r, multiprocess_mode="mostrecent"
+        )
+        self.worker_restarts = Counter(
+            "interlock_worker_restarts", "Worker processes that died and were replaced.", registry=r
         )
         self.unsealed = Gauge(
             "interlock_audit_unsealed_entries", "Journal entries that are not in the audit chain yet.",

@@ -107,6 +107,9 @@ class Yard:
     def worker(self, concurrency: int | None = None, **settings: Any) -> Process:
         return self._start("worker", *_given(concurrency=concurrency), **settings)
 
+    def supervisor(self, workers: int, **settings: Any) -> Process:
+        return self._start("supervise", *_given(workers=workers), **settings)
+
     def server(self, workers: int = 0, concurrency: int | None = None, **settings: Any) -> Process:
         (self.data_dir / "url").unlink(missing_ok=True)
         options = _given(workers=workers, port=0, concurrency=concurrency)

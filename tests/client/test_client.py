@@ -446,6 +446,14 @@ def test_following_ends_with_the_end_event(kind: Kind) -> None:
     assert server.asked[0].headers["accept"] == "text/event-stream"
 
 
+def test_a_job_is_followed_as_a_run_is(kind: Kind) -> None:
+    told = json.dumps({"seq": 1, "type": "job_progress", "at": NOW, "data": {"done": 2}})
+    server = Server(stream(f"id: 1\ndata: {told}\n\n", then=httpx2.ReadError("reset")), stream(END))
+    assert [(event.seq, event.data) for event in kind.each(server, "follow_job", "j")] == [(1, {"done": 2})]
+    assert [asked.url.path for asked in server.asked] == ["/api/jobs/j/events"] * 2
+    assert server.asked[1].headers["last-event-id"] == "1"
+
+
 def test_an_end_with_a_number_of_its_own_is_an_event(kind: Kind) -> None:
     assert seqs(kind, Server(stream(sse(1), sse(2, "end")))) == [1, 2]
 

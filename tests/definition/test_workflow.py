@@ -212,7 +212,7 @@ def test_what_cannot_be_read_says_where_and_why(text, fault):
         ("name: x\ntimeout: 0\nsteps: [{id: a, tool: t}]", "timeout: expected a duration above zero"),
         ("name: x\nstep: 1\nsteps: [{id: a, tool: t}]", "w.yaml:2: step: unknown key; did you mean `steps`?"),
         ("name: x\nzzz: 1\nsteps: [{id: a, tool: t}]", "zzz: unknown key; known are name, description"),
-        ("name: x\nruns_on: gpu\nsteps: [{id: a, tool: t}]", "runs_on: not available in this version"),
+        ("name: x\nruns_on: gpu\nsteps: [{id: a, tool: t}]", "runs_on: unknown key"),
         ("name: x\nsteps: [{tool: t}]", "steps[0].id: `id` is missing"),
         ("name: x\nsteps: [{id: 1a, tool: t}]", "steps[0].id: expected at most 100 letters"),
         ("name: x\nsteps: [{id: 1, tool: t}]", "steps[0].id: expected a string, found a number"),

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from interlock.ids import uuid7
-from interlock.lifecycle import APPROVAL, IDEMPOTENCY, RECEIPT, RUN, STEP, WORKER, Machine, RunReason, Tier
-from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, listed
+from interlock.lifecycle import APPROVAL, IDEMPOTENCY, JOB, RECEIPT, RUN, STEP, WORKER, Machine, RunReason, Tier
+from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, legal_history, listed
 from interlock.lifecycle.run import LEASABLE
 from interlock.store import embedded
 from interlock.store.migrate import ensure_partitions
@@ -22,8 +22,8 @@ from interlock.wire import Role
 from tests.conftest import url_of
 from tests.lifecycle import expected
 
-STORED = (RUN, APPROVAL, RECEIPT, WORKER, IDEMPOTENCY)
-MOVING = (RUN, APPROVAL, RECEIPT, WORKER)
+STORED = (RUN, APPROVAL, RECEIPT, WORKER, JOB, IDEMPOTENCY)
+MOVING = (RUN, APPROVAL, RECEIPT, WORKER, JOB)
 every_stored = pytest.mark.parametrize("machine", STORED, ids=lambda machine: machine.name)
 every_moving = pytest.mark.parametrize("machine", MOVING, ids=lambda machine: machine.name)
 
@@ -48,6 +48,7 @@ async def connection(shared_url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(shared_url)
     transaction = connection.transaction()
     await transaction.start()
+    await connection.execute("INSERT INTO tenant (id, name, created_at) VALUES (gen_random_uuid(), 'one', now())")
     yield connection
     await transaction.rollback()
     await connection.close()
@@ -139,6 +140,12 @@ async def test_the_check_of_an_entry_is_the_one_rendered_today(connection: Any) 
     assert await differences(connection, "entry", swapped) == {"entry_transition"}
 
 
+async def test_the_check_of_a_line_of_history_is_the_one_rendered_today(connection: Any) -> None:
+    assert await differences(connection, "history", {"history_transition": legal_history(WORKER, JOB)}) == set()
+    swapped = {"history_transition": legal_history(JOB, WORKER)}
+    assert await differences(connection, "history", swapped) == {"history_transition"}
+
+
 async def test_the_other_words_in_checks_are_those_of_the_enums(connection: Any) -> None:
     held = f"lease_worker IS NULL OR status IN ({listed(LEASABLE)})"
     reasons = f"reason IN ({listed(RunReason)})"
@@ -157,6 +164,11 @@ _ROW: dict[str, dict[str, Any]] = {
     "worker": {
         "id": "gen_random_uuid()", "name": "'w'", "host": "'h'", "pid": "1", "capacity": "1", "lease_seconds": "30",
         "heartbeat_at": "now()", "started_at": "now()",
+    },
+    "job": {
+        "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM tenant)", "depth": "0", "task_description": "'t'",
+        "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1", "requested_by": "'me'",
+        "requester": "'{}'", "created_at": "now()",
     },
     "approval": {
         "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "run_id": "gen_random_uuid()", "step": "'s'",
@@ -298,6 +310,74 @@ async def test_a_person_votes_once_and_says_yes_or_no(connection: Any) -> None:
     assert await accepts(connection, vote, approval, "approved")
     async with refused(connection, error=asyncpg.UniqueViolationError):
         await connection.execute(vote, approval, "rejected")
+
+
+async def test_a_job_is_one_deeper_than_its_parent_and_no_deeper_than_five(connection: Any) -> None:
+    parent: str | None = None
+    for depth in range(6):
+        above = f"'{parent}'" if parent else "NULL"
+        if depth:
+            for wrong in (depth + 1, depth - 1):
+                with pytest.raises(asyncpg.IntegrityConstraintViolationError):
+                    async with connection.transaction():
+                        await insert(connection, JOB, "pending", depth=str(wrong), parent_job_id=above)
+        parent = (await insert(connection, JOB, "pending", depth=str(depth), parent_job_id=above))["id"]
+    async with refused(connection):
+        await insert(connection, JOB, "pending", depth="6", parent_job_id=f"'{parent}'")
+    for number in (0, 11):
+        async with refused(connection):
+            await insert(connection, JOB, "pending", worker_count=str(number))
+
+
+async def test_a_child_belongs_to_its_parents_tenant(connection: Any) -> None:
+    parent = (await insert(connection, JOB, "pending"))["id"]
+    other = await connection.fetchval("INSERT INTO tenant VALUES (gen_random_uuid(), 'two', now()) RETURNING id")
+    async with refused(connection, error=asyncpg.ForeignKeyViolationError):
+        await insert(connection, JOB, "pending", depth="1", parent_job_id=f"'{parent}'", tenant_id=f"'{other}'")
+
+
+async def test_only_a_worker_that_is_alive_is_reserved(connection: Any) -> None:
+    job = (await insert(connection, JOB, "running"))["id"]
+    for state in expected.STATES["worker"]:
+        if state in expected.TERMINAL["worker"]:
+            async with refused(connection, "worker_reserved_is_alive"):
+                await insert(connection, WORKER, state, job_id=f"'{job}'")
+        else:
+            await insert(connection, WORKER, state, job_id=f"'{job}'")
+    async with refused(connection, "worker_reserved_is_alive"):
+        await insert(connection, WORKER, "running", job_id=f"'{job}'", pid="NULL")
+
+
+async def test_a_lane_is_a_tenants_own_or_a_side_lane(connection: Any) -> None:
+    lane = "INSERT INTO lane (tenant_id, side_id, side_of) VALUES ({}, {}, {})"
+    tenant, side = "(SELECT id FROM tenant)", "gen_random_uuid()"
+    for own, beside, of in itertools.product((tenant, "NULL"), (side, "NULL"), (tenant, "NULL")):
+        fine = (own, beside, of) in ((tenant, "NULL", "NULL"), ("NULL", side, tenant))
+        try:
+            async with connection.transaction():
+                await connection.execute(lane.format(own, beside, of))
+        except asyncpg.IntegrityConstraintViolationError:
+            assert not fine
+        else:
+            assert fine
+
+
+async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_rewritten(connection: Any) -> None:
+    statement = """INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor)
+                   VALUES (gen_random_uuid(), 1, $1, now(), 't', $2, $3, $4, 'me')"""
+    for machine in ("worker", "job"):
+        states = [None, *expected.STATES[machine], "unknown"]
+        events = [None, "create", *{event for _, event, _ in expected.TABLES[machine]}]
+        taken = {
+            (source, event, target)
+            for source, event, target in itertools.product(states, events, states)
+            if await accepts(connection, statement, machine, source, event, target)
+        }
+        begins = {(None, None, None), (None, "create", expected.STATES[machine][0])}
+        assert taken == begins | set(expected.TABLES[machine])
+    for change in ("UPDATE history SET actor = 'you'", "DELETE FROM history", "TRUNCATE history"):
+        async with refused(connection, "append-only"):
+            await connection.execute(change)
 
 
 # ---------------------------------------------------------------- the journal, combination by combination

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -32,6 +33,11 @@ DROP TABLE work, number;
 """
 
 
+async def register(database: Database, worker: UUID) -> None:
+    terms = (["default"], None, None, None)
+    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0, *terms, "worker:w")
+
+
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for child in plan.get("Plans", ()):
@@ -52,7 +58,9 @@ async def explain_prepared(connection: Any, worker: Any, *, analyze: bool) -> di
     options = "FORMAT JSON, ANALYZE, BUFFERS" if analyze else "FORMAT JSON"
     transaction = connection.transaction()
     await transaction.start()
-    text = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE claim (NULL, '{worker}', 20, 'worker:w')")
+    text = await connection.fetchval(
+        f"EXPLAIN ({options}) EXECUTE claim (NULL, '{worker}', 20, 'worker:w', 'default', NULL)"
+    )
     await transaction.rollback()
     plan: dict[str, Any] = json.loads(text)[0]["Plan"]
     return plan
@@ -60,7 +68,7 @@ async def explain_prepared(connection: Any, worker: Any, *, analyze: bool) -> di
 
 @pytest.fixture
 async def backlog(database: Database) -> Any:
-    await database.fetch("register_worker", None, uuid7(), "w", "h", 1, 100, 30.0)
+    await register(database, uuid7())
     async with database.pool.acquire() as connection:
         await connection.execute("UPDATE worker SET status = 'running'")
         await connection.execute(fill())
@@ -100,7 +108,7 @@ async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: async
 
 async def test_a_plan_that_was_made_for_a_short_queue_is_good_for_a_long_one(database: Database) -> None:
     worker = uuid7()
-    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0)
+    await register(database, worker)
     async with database.pool.acquire() as connection, database.pool.acquire() as other:
         await connection.execute("UPDATE worker SET status = 'running'")
         await connection.execute("SET plan_cache_mode = force_generic_plan")

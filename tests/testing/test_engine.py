@@ -130,3 +130,9 @@ async def test_events_come_from_outside_before_their_wait_or_after_it(engine: En
     late = await engine.run("paid", {"of": "3"})
     await engine.advance("1h")
     assert (await engine.look(late)).reason == "external_timeout"
+
+
+async def test_the_one_worker_does_steps_for_every_label(engine: Engine) -> None:
+    engine.fake("t.act", "done")
+    await engine.apply("{name: far, steps: [{id: a, tool: t.act, runs_on: gpu, input: {what: x}}]}")
+    assert (await engine.run("far")).status == "succeeded"

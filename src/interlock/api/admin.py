@@ -1,4 +1,4 @@
-"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/workers, /api/tools, /api/flows"""
+"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
 
 from typing import Annotated
 from uuid import UUID
@@ -7,23 +7,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import (
-    dump,
-    flow_view,
-    key_view,
-    tenant_view,
-    tool_view,
-    usage_view,
-    worker_view,
-    workflow_view,
-)
+from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_view, usage_view, workflow_view
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Worker, Workflow
+from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Workflow
 
 router = APIRouter(prefix="/api")
 
@@ -137,14 +128,6 @@ async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Re
     response = await change(found, who, request, work)
     found.principals.forget()  # here at once; other servers are told
     return response
-
-
-@router.get("/workers", response_model=Page[Worker], tags=["workers"])
-async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
-    """Those that are there, and those that left within the last hour; with `all`, every one ever."""
-    who.require(Permission.READ)
-    rows = await found.database.fetch("list_workers", found.database.clock(), all)
-    return Json(page(rows, len(rows), worker_view))
 
 
 @router.get("/tools", response_model=Page[Tool], tags=["tools"])

@@ -1,5 +1,7 @@
 """The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
 
+import contextlib
+
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +20,7 @@ from interlock.api import (
     grants,
     hooks,
     hooks_out,
+    jobs,
     policy,
     receipts,
     runs,
@@ -26,10 +29,11 @@ from interlock.api import (
     sessions,
     slack,
     triggers,
+    workers,
 )
 from interlock.api.services import Json, Services, problem_body
 from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
-from interlock.lifecycle import RUN
+from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 
@@ -41,8 +45,8 @@ def create_app(services: Services) -> FastAPI:
     )  # fmt: skip
     app.state.services = services
     for module in (
-        runs, sessions, acts, events, approvals, receipts, audit, policy, grants, admin, secrets, hooks_out, slack,
-        triggers, schedules, hooks,
+        runs, sessions, acts, jobs, events, approvals, receipts, audit, policy, grants, admin, workers, secrets,
+        hooks_out, slack, triggers, schedules, hooks,
     ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
@@ -79,19 +83,21 @@ async def readyz(request: Request) -> Response:
 
 async def show_metrics(request: Request) -> Response:
     services: Services = request.app.state.services
-    counted = dict.fromkeys(RUN.open, 0)
-    try:
-        counted |= {
-            row["status"]: row["count"] for row in await services.database.fetch("count_runs_by_status", patience=0.5)
-        }
-        for status, count in counted.items():
-            metrics.run_active.labels(status).set(count)
+    counts = (
+        (RUN, "count_runs_by_status", metrics.run_active),
+        (WORKER, "count_workers_by_status", metrics.worker_active),
+        (JOB, "count_jobs_by_status", metrics.job_active),
+    )
+    with contextlib.suppress(Unavailable):  # metrics are wanted most of all when the database is away
+        for machine, statement, gauge in counts:
+            rows = await services.database.fetch(statement, patience=0.5)
+            counted = dict.fromkeys(machine.open, 0) | {row["status"]: row["count"] for row in rows}
+            for status, count in counted.items():
+                gauge.labels(status).set(count)
         unproven = await services.database.row("count_unproven", patience=0.5)
         assert unproven is not None
         metrics.unsealed.set(unproven["unsealed"])
         metrics.evidence_due.set(unproven["evidence_due"])
-    except Unavailable:
-        pass  # metrics are wanted most of all when the database is away
     return Response(exposition(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -1,17 +1,19 @@
 """Views: rows and folds as the wire shows them."""
 
+from datetime import datetime
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import orjson
 
 from interlock.api.context import context_of
+from interlock.engine.jobs import Standing
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.flows import Flow
 from interlock.journal import EntryType, Journal, StepFold
-from interlock.lifecycle import SETTLED_WELL, STEP, StepState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
 from interlock.wire import Initiator
@@ -237,22 +239,61 @@ def key_view(row: Row) -> dict[str, Any]:
 
 
 _WORKER_COLUMNS = (
-    "id",
-    "name",
-    "host",
-    "pid",
-    "status",
-    "reason",
-    "capacity",
-    "heartbeat_at",
-    "started_at",
-    "stopped_at",
-    "holds",
-)
+    "id", "name", "host", "pid", "status", "reason", "capacity", "labels", "tenants", "workspace_id", "job_id",
+    "supervisor_id", "heartbeat_at", "started_at", "stopped_at", "holds",
+)  # fmt: skip
 
 
-def worker_view(row: Row) -> dict[str, Any]:
-    return {column: row[column] for column in _WORKER_COLUMNS}
+def worker_view(row: Row, history: list[Row] | None = None) -> dict[str, Any]:
+    view = {column: row[column] for column in _WORKER_COLUMNS}
+    return view if history is None else view | {"state_history": state_history(history)}
+
+
+def supervisor_view(row: Row) -> dict[str, Any]:
+    columns = ("id", "host", "pid", "wished", "workers", "reason", "heartbeat_at", "started_at", "stopped_at")
+    return {column: row[column] for column in columns}
+
+
+def state_history(rows: list[Row]) -> list[dict[str, Any]]:
+    columns = ("from_state", "event", "to_state", "reason", "at")
+    return [{column: r[column] for column in columns} | {"by": r["actor"]} for r in rows]
+
+
+def history_view(row: Row) -> dict[str, Any]:
+    """A line of a worker's or job's history in the form of an event."""
+    data = _json(row["data"]) or {}
+    if row["event"] is not None:
+        data |= {column: row[column] for column in ("from_state", "event", "to_state", "reason")}
+    return {"seq": row["seq"], "type": row["type"], "at": row["at"], "data": data | {"actor": row["actor"]}}
+
+
+_JOB_COLUMNS = (
+    "id", "tenant_id", "workspace_id", "parent_job_id", "depth", "task_description", "workflow", "workflow_version",
+    "worker_count", "status", "reason", "deadline_at", "created_at", "started_at", "completed_at",
+)  # fmt: skip
+
+
+def job_view(row: Row, standing: Standing, now: datetime, history: list[Row] | None = None) -> dict[str, Any]:
+    view = {column: row[column] for column in _JOB_COLUMNS}
+    view["requested_by"] = row["requested_by"].rpartition(":")[0]
+    view["progress"] = progress_view(row, standing, now)
+    view["workers"] = [{"id": worker["id"], "name": worker["name"]} for worker in standing.workers]
+    return view if history is None else view | {"state_history": state_history(history)}
+
+
+def progress_view(row: Row, standing: Standing, now: datetime) -> dict[str, Any]:
+    """How far it is, how fast that went, and when at that speed it is done."""
+    done, total = standing.done, row["total"]
+    seconds = ((row["completed_at"] or now) - row["started_at"]).total_seconds() if row["started_at"] else 0.0
+    rate = done / seconds if done and seconds > 0 else None
+    ended = row["completed_at"] is not None
+    return {
+        "done": done,
+        "total": total,
+        **{str(state): standing.runs.get(state, 0) for state in RUN.terminal},
+        "rate_per_second": round(rate, 3) if rate else None,
+        "eta_seconds": round((total - done) / rate, 1) if rate and not ended else None,
+    }
 
 
 def tool_view(tool: Tool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from interlock.cli import (
     events,
     evidence,
     grants,
+    jobs,
     policies,
     receipts,
     runs,
@@ -26,6 +27,7 @@ from interlock.cli import (
     tools,
     triggers,
     webhooks,
+    workers,
     workflows,
 )
 from interlock.cli.connection import Flags
@@ -67,6 +69,8 @@ def options(
 serve.register(app)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(runs.app, name="run")
+app.add_typer(jobs.app, name="job")
+app.add_typer(workers.app, name="worker")
 app.add_typer(agents.app, name="agent")
 app.add_typer(tools.app, name="tools")
 chat.register(app)

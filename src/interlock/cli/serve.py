@@ -1,6 +1,6 @@
-"""The commands that are Interlock itself: up, worker, demo, flows, db."""
+"""The commands that are Interlock itself: up, supervise, demo, flows, db."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -8,6 +8,9 @@ from rich.console import RenderableType
 from interlock.cli import show
 from interlock.cli.environment import read_settings, tools_here
 from interlock.cli.outcome import example
+
+if TYPE_CHECKING:
+    from interlock.main import Serving
 
 db = typer.Typer(
     no_args_is_help=True, help="The database: its schema and its state.", epilog=example("interlock db status")
@@ -17,11 +20,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Concurrency = Annotated[
     int | None, typer.Option(min=1, help="Runs one worker holds at a time; else INTERLOCK_CONCURRENCY.")
 ]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(help="Serve steps that ask for this label; can be repeated. Others are served by `default`."),
+]
+Tenants = Annotated[list[str] | None, typer.Option(help="Serve this tenant; can be repeated. Else all.")]
+
+
+def serving(concurrency: int | None, label: list[str] | None, tenant: list[str] | None) -> "Serving":
+    from interlock.main import Serving
+
+    return Serving(concurrency, tuple(label or ("default",)), tuple(tenant or ()))
 
 
 def register(app: typer.Typer) -> None:
     app.command(epilog=example("interlock up", "interlock up --workers 4 --port 9000"))(up)
-    app.command(epilog=example("interlock worker --concurrency 200"))(worker)
+    app.command(
+        epilog=example("interlock supervise --workers 8", "interlock supervise --workers 2 --label gpu --tenant acme")
+    )(supervise)
     app.command(epilog=example("interlock demo", "interlock demo --yes"))(demo)
     app.command(epilog=example("INTERLOCK_TOOLS=shop.py interlock flows"))(flows)
     app.add_typer(db, name="db")
@@ -43,12 +59,17 @@ def up(
     return main.up(settings, workers=workers, concurrency=concurrency)
 
 
-def worker(concurrency: Concurrency = None) -> int:
-    """Start one worker process against the same database, on this machine or another."""
+def supervise(
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to keep alive; 0: only those asked for.")] = 1,
+    concurrency: Concurrency = None,
+    label: Labels = None,
+    tenant: Tenants = None,
+) -> int:
+    """Keep worker processes alive on this machine, and start those that others ask for."""
     settings = read_settings()
     from interlock import main
 
-    return main.work(settings, concurrency=concurrency)
+    return main.supervise(settings, workers, serving(concurrency, label, tenant))
 
 
 def demo(

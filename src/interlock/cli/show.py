@@ -17,6 +17,7 @@ from interlock.lifecycle import (
     RECEIPT,
     SETTLED_WELL,
     ApprovalState,
+    JobState,
     Machine,
     ReceiptState,
     Term,
@@ -31,16 +32,19 @@ if TYPE_CHECKING:
         Compensation,
         Event,
         Flow,
+        Job,
         Key,
         OutsideEvent,
         Page,
         Run,
         Session,
+        StateChange,
         Step,
         StoredSecret,
         Tenant,
         Tool,
         Usage,
+        Worker,
         Workflow,
     )
 
@@ -48,7 +52,7 @@ T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
 
 _MACHINE_OF: dict[type[Term], Machine[Any, Any]] = {type(machine.initial): machine for machine in MACHINES}
-_ENDED_WELL = SETTLED_WELL | {ApprovalState.APPROVED, WorkerState.COMPLETED}
+_ENDED_WELL = SETTLED_WELL | {ApprovalState.APPROVED, WorkerState.COMPLETED, JobState.COMPLETED}
 _WIDE = 400
 
 
@@ -92,7 +96,12 @@ def style(state: Term) -> str:
         return "green" if state in _ENDED_WELL else "dim" if was_canceled else "red"
     if machine is RECEIPT and state == ReceiptState.FAILED:  # not final, as it may be attempted again
         return "red"
-    if state.startswith("waiting") or state == ReceiptState.IN_DOUBT or machine is APPROVAL:
+    if (
+        state.startswith("waiting")
+        or state == WorkerState.PAUSED
+        or state == ReceiptState.IN_DOUBT
+        or machine is APPROVAL
+    ):
         return "yellow"
     return "" if state == machine.initial else "cyan"
 
@@ -174,6 +183,41 @@ def block(values: Mapping[str, Any], indent: int = 2) -> Table:
         found.add_row(" " * indent + visible(name), exact(value))
     return found
 
+
+# ---------------------------------------------------------------- workers and jobs
+
+WORKERS: "Columns[Worker]" = {
+    "id": lambda worker: worker.id,
+    "name": lambda worker: visible(worker.name),
+    "status": lambda worker: word(worker.status),
+    "host": lambda worker: visible(worker.host or ""),
+    "pid": lambda worker: str(worker.pid or ""),
+    "runs": lambda worker: f"{worker.holds}/{worker.capacity}",
+    "labels": lambda worker: visible(", ".join(worker.labels)),
+    "job": lambda worker: worker.job_id or "",
+    "reason": lambda worker: one_line(worker.reason or ""),
+}
+
+JOBS: "Columns[Job]" = {
+    "id": lambda job: job.id,
+    "task": lambda job: one_line(job.task_description)[:60],
+    "workflow": lambda job: visible(job.workflow),
+    "status": lambda job: word(job.status),
+    "done": lambda job: f"{job.progress.done}/{job.progress.total}",
+    "workers": lambda job: f"{len(job.workers)}/{job.worker_count}",
+    "created": lambda job: moment(job.created_at),
+    "took": lambda job: took(job.started_at, job.completed_at),
+    "reason": lambda job: one_line(job.reason or ""),
+}
+
+HISTORY: "Columns[StateChange]" = {
+    "at": lambda change: moment(change.at),
+    "from": lambda change: change.from_state or "",
+    "event": lambda change: change.event,
+    "to": lambda change: change.to_state,
+    "by": lambda change: visible(change.by),
+    "reason": lambda change: one_line(change.reason or ""),
+}
 
 # ---------------------------------------------------------------- runs
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from interlock.client.call import Call, at, delete, endpoint, get, post, send_text
-from interlock.lifecycle import ApprovalState, RunState, Tier
+from interlock.lifecycle import ApprovalState, JobState, RunState, Tier
 from interlock.wire import (
     Act,
     Agent,
@@ -26,10 +26,14 @@ from interlock.wire import (
     Flow,
     Grant,
     Health,
+    Job,
+    JobEvent,
+    JobTree,
     Key,
     Message,
     NewAct,
     NewGrant,
+    NewJob,
     NewKey,
     NewMessage,
     NewSchedule,
@@ -38,6 +42,8 @@ from interlock.wire import (
     NewTenant,
     NewTrigger,
     NewWebhook,
+    NewWorker,
+    Order,
     OutsideEvent,
     Page,
     Policy,
@@ -58,6 +64,7 @@ from interlock.wire import (
     Stop,
     StoredSecret,
     StoredTrigger,
+    Supervisor,
     Tenant,
     TenantChannel,
     TestTrigger,
@@ -643,8 +650,100 @@ class Api:
         return delete(at("/api/keys/{}", key_id))
 
     @endpoint
-    def workers(self, *, limit: int | None = None, cursor: str | None = None) -> Call[Page[Worker]]:
-        return get("/api/workers", Page[Worker], limit=limit, cursor=cursor)
+    def workers(self, *, all: bool = False) -> Call[Page[Worker]]:
+        """Those that are there, and those that left within the last hour; with `all`, every one ever."""
+        return get("/api/workers", Page[Worker], all=all or None)
+
+    @endpoint
+    def worker(self, worker_id: str) -> Call[Worker]:
+        """A worker with its `state_history`."""
+        return get(at("/api/workers/{}", worker_id), Worker)
+
+    @endpoint
+    def create_worker(
+        self, *, name: str | None = None, workspace_id: str | None = None, host: str | None = None,
+        labels: Iterable[str] = ("default",), tenants: Iterable[str] | None = None, concurrency: int | None = None,
+        request_id: str | None = None,
+    ) -> Call[Worker]:  # fmt: skip
+        """A worker that is idle until `start_worker`. Tenants by name; without them it serves all."""
+        body = NewWorker(
+            name=name, workspace_id=workspace_id, host=host, labels=list(labels),
+            tenants=list(tenants) if tenants is not None else None, concurrency=concurrency,
+        )  # fmt: skip
+        return post("/api/workers", Worker, body, idempotency_key=request_id)
+
+    @endpoint
+    def start_worker(self, worker_id: str, *, request_id: str | None = None) -> Call[Worker]:
+        """Give it a process, on a host with a supervisor."""
+        return post(at("/api/workers/{}/start", worker_id), Worker, Order(), idempotency_key=request_id)
+
+    @endpoint
+    def pause_worker(self, worker_id: str, *, reason: str | None = None, request_id: str | None = None) -> Call[Worker]:
+        """It takes no new work; the steps that it is at are finished."""
+        body = Order(reason=reason)
+        return post(at("/api/supervisor/workers/{}/pause", worker_id), Worker, body, idempotency_key=request_id)
+
+    @endpoint
+    def resume_worker(
+        self, worker_id: str, *, reason: str | None = None, request_id: str | None = None
+    ) -> Call[Worker]:
+        body = Order(reason=reason)
+        return post(at("/api/supervisor/workers/{}/resume", worker_id), Worker, body, idempotency_key=request_id)
+
+    @endpoint
+    def terminate_worker(
+        self, worker_id: str, *, reason: str | None = None, request_id: str | None = None
+    ) -> Call[Worker]:
+        """At once: it can write nothing more, its runs go to others, its process is ended."""
+        body = Order(reason=reason)
+        return post(at("/api/supervisor/workers/{}/terminate", worker_id), Worker, body, idempotency_key=request_id)
+
+    @endpoint
+    def supervisors(self) -> Call[Page[Supervisor]]:
+        """The hosts on which workers can be started."""
+        return get("/api/supervisor", Page[Supervisor])
+
+    # ------------------------------------------------------------ jobs
+
+    @endpoint
+    def submit_job(
+        self, task_description: str, workflow: str, inputs: Iterable[Any] = ({},), *, worker_count: int = 1,
+        version: int | None = None, parent_job_id: str | None = None, timeout_seconds: float | None = None,
+        request_id: str | None = None,
+    ) -> Call[Job]:  # fmt: skip
+        """One run for each input, on workers that are reserved for it."""
+        body = NewJob(
+            task_description=task_description, workflow=workflow, version=version, inputs=list(inputs),
+            worker_count=worker_count, parent_job_id=UUID(parent_job_id) if parent_job_id else None,
+            timeout_seconds=timeout_seconds,
+        )  # fmt: skip
+        return post("/api/jobs", Job, body, idempotency_key=request_id)
+
+    @endpoint
+    def jobs(
+        self, *, status: JobState | str | None = None, parent_job_id: str | None = None, limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Call[Page[Job]]:  # fmt: skip
+        return get("/api/jobs", Page[Job], status=status, parent_job_id=parent_job_id, limit=limit, cursor=cursor)
+
+    @endpoint
+    def job(self, job_id: str) -> Call[Job]:
+        """A job with its progress, its workers and its `state_history`."""
+        return get(at("/api/jobs/{}", job_id), Job)
+
+    @endpoint
+    def job_tree(self, job_id: str) -> Call[JobTree]:
+        """A job with its children, and theirs."""
+        return get(at("/api/jobs/{}/tree", job_id), JobTree)
+
+    @endpoint
+    def job_events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> Call[Page[JobEvent]]:
+        return get(at("/api/jobs/{}/events", job_id), Page[JobEvent], after=after, limit=limit)
+
+    @endpoint
+    def cancel_job(self, job_id: str, *, reason: str | None = None, request_id: str | None = None) -> Call[Job]:
+        """The job and all below it, at once."""
+        return post(at("/api/jobs/{}/cancel", job_id), Job, Order(reason=reason), idempotency_key=request_id)
 
     @endpoint
     def health(self) -> Call[Health]:

@@ -14,9 +14,10 @@ from interlock.client.call import Call, at
 from interlock.client.errors import ApiError, Unreachable
 from interlock.client.persistence import FOLLOW_SILENCE_SECONDS, Attempts, Following
 from interlock.lifecycle import RunState
-from interlock.wire import Event, Run
+from interlock.wire import Event, JobEvent, Run
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Event | JobEvent)
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 # A proxy is for the way out; what runs on this machine is reached directly.
@@ -54,10 +55,10 @@ class _Connection(Api):
             "timeout": httpx2.Timeout(self.timeout, read=self.timeout + call.wait),
         }
 
-    def _stream(self, run_id: str, following: Following) -> dict[str, Any]:
+    def _stream(self, following: Following[Any]) -> dict[str, Any]:
         return {
             "method": "GET",
-            "url": self.url + at("/api/runs/{}/events", run_id),
+            "url": self.url + following.path,
             "params": following.query(),
             "headers": following.headers(),
             "timeout": httpx2.Timeout(self.timeout, read=FOLLOW_SILENCE_SECONDS),
@@ -109,11 +110,17 @@ class Client(_Connection):
 
     def follow(self, run_id: str, after: int = 0) -> Iterator[Event]:
         """The run's events after number `after`, as they happen, until the run ends; connections may break."""
-        following = Following(self.url, after)
+        return self._follow(Following(self.url, at("/api/runs/{}/events", run_id), Event, after))
+
+    def follow_job(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
+        """What happens to a job: its transitions, and how far it got, until it ends."""
+        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobEvent, after))
+
+    def _follow(self, following: Following[E]) -> Iterator[E]:
         while True:
             trouble: Exception | None = None
             try:
-                with self._http.stream(**self._stream(run_id, following)) as response:
+                with self._http.stream(**self._stream(following)) as response:
                     if not response.is_success:
                         response.read()
                     following.opened(response)
@@ -187,13 +194,19 @@ class AsyncClient(_Connection):
             if (cursor := page.next_cursor) is None:
                 return
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """The run's events after number `after`, as they happen, until the run ends; connections may break."""
-        following = Following(self.url, after)
+        return self._follow(Following(self.url, at("/api/runs/{}/events", run_id), Event, after))
+
+    def follow_job(self, job_id: str, after: int = 0) -> AsyncIterator[JobEvent]:
+        """What happens to a job: its transitions, and how far it got, until it ends."""
+        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobEvent, after))
+
+    async def _follow(self, following: Following[E]) -> AsyncIterator[E]:
         while True:
             trouble: Exception | None = None
             try:
-                async with self._http.stream(**self._stream(run_id, following)) as response:
+                async with self._http.stream(**self._stream(following)) as response:
                     if not response.is_success:
                         await response.aread()
                     following.opened(response)

@@ -1,10 +1,14 @@
 """Persistence: when to try again, and when to say that nobody is there. Pure; the clients do the waiting."""
 
+from typing import Generic, TypeVar, cast
+
 import httpx2
 from pydantic import ValidationError
 
 from interlock.client.errors import ApiError, Unreachable
-from interlock.wire import Event
+from interlock.wire import Event, JobEvent
+
+E = TypeVar("E", bound=Event | JobEvent)
 
 # About a second in all: long enough for a server that restarts, short enough for a person at a prompt.
 RETRY_SECONDS = (0.1, 0.3, 0.8)
@@ -51,13 +55,15 @@ class Attempts:
         return next(self._pauses, None) if is_in_flight(response) else None
 
 
-class Following:
-    """A run's event stream over as many connections as it takes: every number once, in order, none left out."""
+class Following(Generic[E]):
+    """An event stream over as many connections as it takes: every number once, in order, none left out."""
 
-    def __init__(self, url: str, after: int) -> None:
+    def __init__(self, url: str, path: str, kind: type[E], after: int) -> None:
+        self.path = path
         self.seq = after
         self.ended = False
         self._url = url
+        self._kind = kind
         self._was_open = False
         self._refusals = 0
         self._fruitless = 0
@@ -79,11 +85,11 @@ class Following:
         self._was_open = True
         self._refusals = 0
 
-    def take(self, sent: httpx2.ServerSentEvent, response: httpx2.Response) -> Event | None:
+    def take(self, sent: httpx2.ServerSentEvent, response: httpx2.Response) -> E | None:
         """The event, if it is the next one."""
         self.ended = sent.event == "end"
         try:
-            event = Event.model_validate_json(sent.data) if sent.data else None
+            event = cast(E, self._kind.model_validate_json(sent.data)) if sent.data else None
         except ValidationError as error:
             if self.ended:  # a bare end mark, with no number of its own
                 return None

@@ -51,6 +51,8 @@ def declaration(step: Step, *, hidden: frozenset[str] = frozenset(), with_input:
         said["event"] = {"type": step.event.type, "correlation": step.event.correlation.value}
     if step.retry.max_attempts != _DEFAULTS.max_attempts:
         said["max_attempts"] = step.retry.max_attempts
+    if step.runs_on is not None:
+        said["runs_on"] = step.runs_on
     if with_input:
         said["input"] = {name: value for name, value in step.input.value.items() if name not in hidden}
     return said
@@ -62,7 +64,7 @@ def declared_step(key: str, index: int, said: Mapping[str, Any]) -> Step:
         key, index, StepKind(said["kind"]), place=said["place"], digest=said["digest"], tool=said.get("tool"),
         input=Template.parse(said["input"]) if "input" in said else NOTHING, workflow=said.get("workflow"),
         version=said.get("version"), event=awaited_event(**said["event"]) if "event" in said else None,
-        retry=Retry(max_attempts=said.get("max_attempts", _DEFAULTS.max_attempts)),
+        retry=Retry(max_attempts=said.get("max_attempts", _DEFAULTS.max_attempts)), runs_on=said.get("runs_on"),
     )  # fmt: skip
 
 

@@ -103,6 +103,8 @@ class Step:
     # Of a flow's step: where in the flow it is asked for, and a digest of all that is asked.
     place: str | None = None
     digest: str | None = None
+    # The label of the workers that may do it.
+    runs_on: str | None = None
 
     @property
     def after(self) -> tuple[str, ...]:

@@ -31,12 +31,10 @@ class Section:
     def expected(self, key: str, what: str) -> None:
         self.fault(key, f"expected {what}, found {described(self.value.get(key))}")
 
-    def only(self, known: Iterable[str], later: Iterable[str] = ()) -> None:
+    def only(self, known: Iterable[str]) -> None:
         known = tuple(known)
         for key in self.value:
-            if key in later:
-                self.fault(key, "not available in this version")
-            elif key not in known:
+            if key not in known:
                 self.fault(key, "unknown key" + (suggestion(key, known) or f"; known are {', '.join(known)}"))
 
     def text(self, key: str, default: str = "") -> str:

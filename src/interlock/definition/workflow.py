@@ -35,6 +35,7 @@ MOST_STEPS = 1000
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+_LABEL = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")
 _EVENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}")
 
@@ -42,17 +43,20 @@ NAME_FORM = _NAME, "lower-case letters, digits, `_`, `.` and `-`, beginning with
 _TOP = ("name", "description", "on_reject", "timeout", "caps", "steps")
 _EVERY_STEP = ("id", "needs", "when")
 _WITH_INPUT = (StepKind.TOOL, StepKind.FLOW)
-_TOOL_ONLY = ("retry", "timeout", "compensate")
+_TOOL_ONLY = ("retry", "timeout", "compensate", "runs_on")
 _WAIT_ONLY = ("on_timeout",)
 _KINDS = WRITTEN
 _ONE_OF = "tool, approval, wait or flow"
 _DEFAULTS = Retry()
-_LATER = ("runs_on",)
 _WAITS = "{duration: 5m} or {event: bank.settled, correlation: ch_1}"
 
 
 def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
+
+
+def is_label(text: str) -> bool:
+    return _LABEL.fullmatch(text) is not None
 
 
 def is_event_type(text: str) -> bool:
@@ -92,7 +96,7 @@ def _plan(value: Any, faults: Faults) -> Plan:
         raise DefinitionInvalid(faults.sorted())
     source = _normalised(value)
     top = Section(source, (), faults)
-    top.only(_TOP, later=_LATER)
+    top.only(_TOP)
     name = identifier(top, "name", *NAME_FORM)
     steps = _steps(top)
     description = top.text("description")
@@ -165,7 +169,7 @@ def _steps(top: Section) -> dict[str, Step]:
 
 def _step(section: Section, index: int, follows: str | None) -> Step:
     kind = _kind(section)
-    section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY, *_WAIT_ONLY), later=_LATER)
+    section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY, *_WAIT_ONLY))
     if kind not in _WITH_INPUT and section.has("input"):
         section.fault("input", f"only a tool or a flow takes `input`, and this is a step of kind {kind}")
     for owner, keys in ((StepKind.TOOL, _TOOL_ONLY), (StepKind.WAIT, _WAIT_ONLY)):
@@ -190,6 +194,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
         event=_event(section, wait) if wait and "event" in wait.value else None,
         undo=_undo(section, key, index) if kind is StepKind.TOOL and section.has("compensate") else None,
         workflow=_workflow(section) if kind is StepKind.FLOW else None,
+        runs_on=_runs_on(section) if kind is StepKind.TOOL else None,
     )
 
 
@@ -219,6 +224,15 @@ def _tool(section: Section) -> str:
     if isinstance(section.value.get("tool"), str) and not _TOOL.fullmatch(tool):
         section.fault("tool", f"expected the name of a tool such as shop.refund, found {tool[:120]!r}")
     return tool
+
+
+def _runs_on(section: Section) -> str | None:
+    if not section.has("runs_on"):
+        return None
+    label = section.text("runs_on")
+    if isinstance(section.value["runs_on"], str) and not is_label(label):
+        section.fault("runs_on", f"expected the label of a worker such as gpu, found {label[:120]!r}")
+    return label
 
 
 def _workflow(section: Section) -> str:
@@ -339,4 +353,6 @@ def _undo(section: Section, key: str, index: int) -> Step:
         gate=None,
         duration=None,
         undoes=key,
+        # Where a step can be done it can be undone.
+        runs_on=_runs_on(section),
     )

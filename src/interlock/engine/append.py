@@ -29,6 +29,8 @@ class Lease:
     workflow: str
     requested_by: str
     has_parent: bool = False
+    # The side lane that it was claimed from: its job's, a label's, or none.
+    side_id: UUID | None = None
     # Whether its workflow has a cap, so that its leaving lets another in.
     capped: bool = False
 
@@ -69,6 +71,8 @@ class Write:
     cost_usd: float = 0.0
     beside: "Beside" = field(default_factory=lambda: NOTHING)
     drained: list[int] = field(default_factory=list)
+    # The side lane that it leaves into, or none.
+    next_side: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> li
         [w.lease.status for w, _ in leaving], [v.status for _, v in leaving], [v.reason for _, v in leaving],
         [v.result for _, v in leaving], [v.error for _, v in leaving], [v.wake_at for _, v in leaving],
         [v.queue for _, v in leaving], [w.seq for w, _ in leaving], [w.cost_usd for w, _ in leaving],
+        [w.lease.side_id for w, _ in leaving], [w.next_side for w, _ in leaving],
     )  # fmt: skip
     kept = {row["id"]: Answer(True, row["nudged"]) for row in rows}
     return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]

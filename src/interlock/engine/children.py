@@ -23,7 +23,7 @@ _MOST_BATCHES = 20
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A run to be started for a step. Whoever asked for the parent asks for it, with the same rights."""
+    """A run to be started for a step: asked for by whoever asked for the parent, with the same rights, in its job."""
 
     id: UUID
     parent: Row
@@ -50,7 +50,7 @@ async def start(tx: Tx, database: Database, children: list[Child]) -> None:
         [encode(c.input) for c in children], [encode(c.trigger) for c in children],
         [c.parent["requested_by"] for c in children],
         [c.deadline_seconds for c in children], [None] * len(children), [c.parent["requester"] for c in children],
-        *(None,) * 6, False, [c.capped for c in children],
+        *(None,) * 6, False, [c.capped for c in children], [c.parent["job_id"] for c in children],
     )  # fmt: skip
     await tx.fetch(
         "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]

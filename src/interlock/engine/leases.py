@@ -5,11 +5,13 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
+from interlock.engine import workers
+from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
-from interlock.lifecycle import WORKER, RunState, WorkerEvent, WorkerState
+from interlock.lifecycle import RunState, WorkerEvent, WorkerState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -26,6 +28,18 @@ class Me:
         return f"worker:{self.name}"
 
 
+# A process before it has registered.
+NOBODY = Me(UUID(int=0), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the database wants of a worker. Reserved for a job, it serves that job and nothing else."""
+
+    status: WorkerState
+    job_id: UUID | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """`dry`: lanes that gave less than their share."""
@@ -35,45 +49,49 @@ class Claim:
     lanes: int
 
 
-async def register(database: Database, *, capacity: int, lease_seconds: float) -> Me:
+async def register(
+    database: Database, *, capacity: int, lease_seconds: float, labels: tuple[str, ...] = (DEFAULT_LABEL,),
+    tenants: tuple[UUID, ...] | None = None,
+) -> Me:  # fmt: skip
     host = socket.gethostname()
     worker_id = uuid7()
     me = Me(worker_id, f"{host}-{os.getpid()}-{worker_id.hex[-4:]}")
-    await database.fetch(
-        "register_worker", database.clock(), me.id, me.name, host, os.getpid(), capacity, lease_seconds
-    )
+    terms = Terms(capacity, labels, tenants)
+    await workers.create(
+        database, database, me.actor, terms, worker_id=me.id, name=me.name, host=host, pid=os.getpid(),
+        lease_seconds=lease_seconds,
+    )  # fmt: skip
     log.info("worker_registered", worker=me.name, capacity=capacity)
     return me
 
 
+async def adopt(database: Database, worker_id: UUID) -> tuple[Me, Row]:
+    """Become the worker that a supervisor started this process for."""
+    row = await database.row("adopt_worker", database.clock(), worker_id, os.getpid(), socket.gethostname())
+    if row is None:
+        raise LeaseLost(f"worker {worker_id} was stopped before its process was there")
+    log.info("worker_registered", worker=row["name"], capacity=row["capacity"])
+    return Me(row["id"], row["name"]), row
+
+
 async def move_worker(database: Database, worker_id: UUID, event: WorkerEvent, reason: str | None = None) -> Row:
-    async def work(tx: Tx) -> Row:
-        row = await tx.row("lock_worker", worker_id)
-        assert row is not None
-        state = WorkerState(row["status"])
-        if any(t.event == event and t.target == state for t in WORKER.transitions()):
-            return row  # an earlier try of the same call got through
-        if state == WorkerState.TERMINATED:
-            raise LeaseLost(f"worker {row['name']} was declared lost; its runs were given to others")
-        target = WORKER.move(state, event)
-        moved = await tx.row("move_worker", database.clock(), worker_id, target, reason, target in WORKER.terminal)
-        assert moved is not None
-        metrics.transitions["worker"].labels(state, target).inc()
-        return moved
-
-    return await database.command(work)
+    """A worker says what it does itself."""
+    return await workers.report(database, worker_id, event, f"worker:{worker_id}", reason)
 
 
-async def beat(database: Database, me: Me) -> WorkerState:
+async def beat(database: Database, me: Me) -> Orders:
     """LeaseLost if the heartbeat came too late: this worker is no more, and its runs are another's."""
-    status = await database.value("beat", database.clock(), me.id)
-    if status is None:
+    row = await database.row("beat", database.clock(), me.id)
+    if row is None:
         raise LeaseLost(f"worker {me.name} was declared lost; its runs were given to others")
-    return WorkerState(status)
+    return Orders(WorkerState(row["status"]), row["job_id"])
 
 
-async def claim(connection: Tx, now: datetime | None, me: Me, room: int) -> Claim:
-    rows = await connection.fetch("claim_runs", now, me.id, room, me.actor)
+async def claim(
+    connection: Tx, now: datetime | None, me: Me, room: int, pool: str = DEFAULT_LABEL,
+    tenants: tuple[UUID, ...] | None = None,
+) -> Claim:  # fmt: skip
+    rows = await connection.fetch("claim_runs", now, me.id, room, me.actor, pool, tenants)
     runs = [row for row in rows if row["id"] is not None]
     taken: dict[UUID, int] = {}
     shares: dict[UUID, int] = {}
@@ -98,12 +116,23 @@ async def leases_of(connection: Tx, now: datetime | None, me: Me) -> list[Row]:
     return await connection.fetch("leases_of", now, me.id)
 
 
+def label_lane(tenant_id: UUID, label: str) -> UUID:
+    """The id of a tenant's lane for a label."""
+    return uuid5(tenant_id, label)
+
+
 async def reclaim_lost(database: Database, batch: int = 500) -> int:
     """Declare silent workers lost and put their runs back into the queue. Returns how many runs that were."""
-    lost = await database.fetch("lose_workers", database.clock())
+    lost = await database.fetch("lose_workers", database.clock(), SWEEP)
     for worker in lost:
-        metrics.transitions["worker"].labels(WorkerState.RUNNING, WorkerState.TERMINATED).inc()
+        metrics.transition("worker", worker["before"], WorkerState.TERMINATED).inc()
         log.warning("worker_lost", worker=worker["name"], last_heartbeat=worker["heartbeat_at"].isoformat())
+    await database.fetch("lose_supervisors", database.clock())
+    return await take_back(database, batch)
+
+
+async def take_back(database: Database, batch: int = 500) -> int:
+    """Put the runs of workers that ended back into the queue. Their ending was committed: they write no more."""
     total = 0
     while stopped := [r["id"] for r in await database.fetch("stopped_with_leases")]:
         freed: list[Any] = await database.fetch("reclaim_runs", database.clock(), stopped, batch)

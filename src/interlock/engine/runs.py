@@ -77,13 +77,15 @@ def starts_in_queue(plan: Plan) -> bool:
 
 
 async def start_many(
-    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun], *, may_wait: bool = True
-) -> datetime:
+    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun], *, may_wait: bool = True,
+    job_id: UUID | None = None,
+) -> datetime:  # fmt: skip
     """Many at once in one statement; each must start in the queue. Accepted and durable when this returns.
 
-    Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all.
+    Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all. The runs
+    of a job wait in its lane, for its workers; a worker also opens what begins with a gate.
     """
-    row = await _start(tx, database, principal, news)
+    row = await _start(tx, database, principal, news, job_id=job_id)
     assert row is not None
     if not may_wait:
         _refuse_to_wait(row["turn"], row["now"])
@@ -111,14 +113,14 @@ async def start_once(
 
 async def _start(
     tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun],
-    record: tuple[Any, ...] = (None,) * 6,
+    record: tuple[Any, ...] = (None,) * 6, *, job_id: UUID | None = None,
 ) -> Row | None:  # fmt: skip
     row = await tx.row(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
         [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
         [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
         [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
-        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news],
+        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news], [job_id] * len(news),
     )  # fmt: skip
     if row is not None:
         for new in news:
@@ -294,6 +296,4 @@ def _carry_over_flow(journal: Journal, before: Journal, old: Row, actor: str) ->
 
 def refused(state: RunState, event: str) -> InvalidTransition:
     metrics.refused.labels("run", state, event).inc()
-    return InvalidTransition(
-        machine="run", state=state, event=event, allowed=RUN.allowed(state), terminal=state in RUN.terminal
-    )
+    return RUN.refusal(state, event)

@@ -76,12 +76,12 @@ async def recount_lanes(database: Database) -> int:
     drifted = 0
     for lane in await database.fetch("lanes_in_use"):
 
-        async def recount(tx: Tx, tenant: object = lane["tenant_id"]) -> bool:
-            before = await tx.row("lock_lane", tenant)
-            after = await tx.value("recount_lane", tenant)
+        async def recount(tx: Tx, lane_id: object = lane["id"]) -> bool:
+            before = await tx.row("lock_lane", lane_id)
+            after = await tx.value("recount_lane", lane_id)
             if after is not None:
                 assert before is not None
-                log.error("lane_drift", tenant_id=str(tenant), counted=before["in_flight"], leases=after)
+                log.error("lane_drift", lane_id=str(lane_id), counted=before["in_flight"], leases=after)
             return after is not None
 
         drifted += await database.command(recount)

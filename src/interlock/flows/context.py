@@ -13,7 +13,7 @@ from interlock.definition.duration import parse_duration
 from interlock.definition.expression import Template
 from interlock.definition.flow import awaited_event, flow_step
 from interlock.definition.plan import EXPIRES_IN, Gate, Retry, StepKind
-from interlock.definition.workflow import is_event_type
+from interlock.definition.workflow import is_event_type, is_label
 from interlock.flows.asked import Asked, Gathered, SecretPlace, as_template, digest_of_asked, escaped
 from interlock.flows.faults import FlowMisused
 from interlock.lifecycle import Tier
@@ -34,7 +34,7 @@ class FlowContext:
     front: `gather.0/shop.refund`. `ctx.step("mine").call(…)` names it by hand.
     """
 
-    __slots__ = ("_key", "_replay", "_retry", "_timeout", "run_id", "tenant_id", "workflow")
+    __slots__ = ("_key", "_replay", "_retry", "_runs_on", "_timeout", "run_id", "tenant_id", "workflow")
 
     def __init__(self, replay: "Replay", run_id: UUID, tenant_id: UUID, workflow: str) -> None:
         self.run_id = run_id
@@ -44,6 +44,7 @@ class FlowContext:
         self._key: str | None = None
         self._retry = Retry()
         self._timeout: float | None = None
+        self._runs_on: str | None = None
 
     def step(
         self,
@@ -54,14 +55,18 @@ class FlowContext:
         base_delay: Duration | None = None,
         backoff: list[Duration] | None = None,
         timeout: Duration | None = None,
+        runs_on: str | None = None,
     ) -> "FlowContext":
-        """How the next step is named and tried: `await ctx.step("pay", max_attempts=2).call("shop.pay", …)`."""
+        """How the next step is named and tried, and on which workers, as in
+        `await ctx.step("pay", max_attempts=2).call("shop.pay", …)` and `await ctx.step(runs_on="gpu").call("ml.fit")`.
+        """
         if key is not None:
             _check_name("key", key)
         named = FlowContext(self._replay, self.run_id, self.tenant_id, self.workflow)
         plain = Retry()
         named._key = key
         named._timeout = None if timeout is None else _seconds("timeout", timeout)
+        named._runs_on = runs_on
         named._retry = Retry(
             plain.max_attempts if max_attempts is None else max_attempts,
             plain.base_delay if base_delay is None else _seconds("base_delay", base_delay),
@@ -69,6 +74,8 @@ class FlowContext:
         )
         if named._retry.max_attempts < 1:
             raise FlowMisused(f"max_attempts is at least 1, not {max_attempts}")
+        if runs_on is not None and not (isinstance(runs_on, str) and is_label(runs_on)):
+            raise FlowMisused(f"runs_on: expected the label of a worker such as gpu, not {runs_on!r:.120}")
         return named
 
     # ------------------------------------------------------------ steps
@@ -79,7 +86,7 @@ class FlowContext:
         given = _plain(tool, input)
         return self._ask(
             tool, StepKind.TOOL, [tool, given], tool=tool, input=Template.parse(given), retry=self._retry,
-            timeout=self._timeout,
+            timeout=self._timeout, runs_on=self._runs_on,
         )  # fmt: skip
 
     def approve(

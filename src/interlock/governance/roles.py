@@ -11,6 +11,7 @@ class Permission(Term):
     TELL = "tell", "tell runs what happened outside"
     DEFINE = "define", "apply workflows"
     APPROVE = "approve", "decide on approvals"
+    SUPERVISE = "supervise", "start, pause and stop workers"
     ADMINISTER = "administer", "manage keys, tenants and policies"
 
 
@@ -19,7 +20,7 @@ P = Permission
 # An agent may ask and look; it can never approve, nor say that something happened which a run waits for.
 MAY: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({P.READ}),
-    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.TELL, P.DEFINE}),
+    Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.TELL, P.DEFINE, P.SUPERVISE}),
     Role.APPROVER: frozenset({P.READ, P.APPROVE}),
     Role.AGENT: frozenset({P.READ, P.START}),
     Role.ADMIN: frozenset(P),

@@ -86,10 +86,16 @@ class Machine(Generic[S, E]):
             return targets[0]
         if to is not None and to in targets:
             return to
-        raise InvalidTransition(
+        raise self.refusal(state, event)
+
+    def refusal(self, state: S, event: E | str) -> InvalidTransition:
+        """That this cannot happen in this state: where it would have led, and what can happen instead."""
+        return InvalidTransition(
             machine=self.name,
             state=state,
             event=event,
             allowed=self.allowed(state),
             terminal=state in self.terminal,
+            asked=dict.fromkeys(t.target for t in self.transitions() if t.event == event),
+            allowed_states=dict.fromkeys(t.target for t in self.transitions() if t.source == state),
         )

@@ -59,6 +59,19 @@ def legal_entry(run: AnyMachine, step: AnyMachine) -> str:
     )
 
 
+def legal_history(*machines: AnyMachine) -> str:
+    """The CHECK of a line of history: its transition stands in the table of the machine that it names."""
+    begins = ",".join(f"{m.name}:{m.initial}" for m in machines)
+    moves = ",".join(f"{m.name}:{t.source}:{t.event}:{t.target}" for m in machines for t in m.transitions())
+    return (
+        "CASE"
+        " WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL"
+        " WHEN to_state IS NULL THEN false"
+        f" WHEN from_state IS NULL THEN event = 'create' AND machine || ':' || to_state = ANY ('{{{begins}}}'::text[])"
+        f" ELSE machine || ':' || from_state || ':' || event || ':' || to_state = ANY ('{{{moves}}}'::text[]) END"
+    )
+
+
 def mermaid(machine: AnyMachine) -> str:
     lines = ["stateDiagram-v2", f"  [*] --> {machine.initial}"]
     merged: dict[tuple[str, str], list[str]] = {}

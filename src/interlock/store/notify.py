@@ -21,6 +21,7 @@ INBOX = "interlock_inbox"
 POLICY = "interlock_policy"
 OUTBOX = "interlock_outbox"
 KEYS = "interlock_keys"
+WORKER = "interlock_worker"
 
 Handler = Callable[[str], None]
 

@@ -21,6 +21,7 @@ from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.children import Child
 from interlock.engine.outside import entry_of, journal_for, trace_end
 from interlock.engine.receipts import Intent, Prior, Seal
+from interlock.engine.workers import DEFAULT_LABEL
 from interlock.errors import Conflict, LeaseLost, NotFound, Unavailable
 from interlock.flows import Replay
 from interlock.governance.action import ProposedAction
@@ -101,6 +102,7 @@ class Driver:
             row["workflow"],
             row["requested_by"],
             row["parent_run_id"] is not None,
+            row["side_id"],
         )
         self.journal: Journal
         self.task: asyncio.Task[None] | None = None
@@ -172,7 +174,8 @@ class Driver:
             await self._give_up(f"{type(error).__name__}: {error}")
         else:
             await asyncio.sleep(self._worker.settings.poll_seconds)
-            await self._worker.flusher.put(Write(self.lease, [], Leave(self.lease.status, queue=True), self.row["seq"]))
+            leave = Leave(self.lease.status, queue=True)
+            await self._worker.flusher.put(Write(self.lease, [], leave, self.row["seq"], next_side=self.lease.side_id))
 
     async def _abandon(self) -> None:
         """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
@@ -286,10 +289,12 @@ class Driver:
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                if fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold):
+                reads = fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold)
+                if reads and self._is_served_here(fold):
                     self.journal.begin(fold)
         for fold in list(self.journal.unsettled()):
-            if fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None):
+            cut_off = fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None)
+            if cut_off and self._is_served_here(fold):
                 await self._reclaim_step(fold)
 
     async def _reclaim_step(self, fold: StepFold) -> None:
@@ -338,9 +343,14 @@ class Driver:
             return await self._leave(then)
         if self._must_yield():
             return await self.let_go(Leave(self.journal.status, queue=True))
-        starting = [] if self._worker.draining else following.start
+        starting = [] if self._worker.gives_back(self) else following.start
         if following.resume:
             starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
+        if starting and (self._is_away or any(fold.step.runs_on is not None for fold in starting)):
+            here = [fold for fold in starting if self._is_served_here(fold)]
+            if not here and not self._tasks and not self._finished:
+                return await self._move_to(starting[0].step.runs_on)
+            starting = here
         calls = await self._ready(starting)
         if self.journal.unsaved:
             calls = await self._attempt(calls)
@@ -351,6 +361,27 @@ class Driver:
                 self._do(call)
             await self._next_outcome()
         return False
+
+    # ------------------------------------------------------------ labels
+
+    @property
+    def _is_away(self) -> bool:
+        """In the lane of a label, and not where it is at home: with its tenant or its job."""
+        return bool(self.lease.side_id != self.row["job_id"])
+
+    def _is_served_here(self, fold: StepFold) -> bool:
+        """Steps that ask for a label go to workers that have it, all others to where the run is at home."""
+        if fold.step.runs_on is not None:
+            return self._worker.serves(fold.step.runs_on)
+        return not self._is_away or (self.row["job_id"] is None and self._worker.serves(DEFAULT_LABEL))
+
+    async def _move_to(self, label: str | None) -> bool:
+        """Into the lane that the workers for the next step claim from."""
+        tenant_id = self.lease.tenant_id
+        lane = self.row["job_id"] if label is None else await self._worker.lane_for(tenant_id, label)
+        return await self._depart(Leave(self.journal.status, queue=True), lane)
+
+    # ------------------------------------------------------------ undoing
 
     async def _begin_to_undo(self) -> None:
         """Before anything is undone: what the run still asked and waited for is withdrawn with this very write."""
@@ -806,6 +837,10 @@ class Driver:
         return await self.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
 
     async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
+        """A run that others go on with stays in its lane, for what was begun there is for there; else it goes home."""
+        return await self._depart(leave, self.lease.side_id if leave.queue else self.row["job_id"], undeployed)
+
+    async def _depart(self, leave: Leave, lane: UUID | None, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
         if self._awaits:
             # While the run is still ours: what it is to wait for may have come already.
@@ -821,7 +856,8 @@ class Driver:
         leaving = [*entries, leave.entry] if leave.entry else entries
         seq = leaving[-1].seq if leaving else self.journal.seq
         cost = self.journal.cost_usd() - self._spent_before
-        answer = await self._write(Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside))
+        write = Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside, next_side=lane)
+        answer = await self._write(write)
         if answer.kept:
             self._log_end(leave)
             if beside.stops_children or (self._has_followers and leave.reason is not None):
@@ -851,10 +887,12 @@ class Driver:
         trace_end(self.row, self.now(), leave.status, leave.reason)
 
     def _must_yield(self) -> bool:
-        if self._tasks or self._finished or self._worker.on_trial is self:
+        if self._tasks or self._finished:
             return False
+        if self._worker.gives_back(self):
+            return True
         overstayed = time.monotonic() - self._since > self._worker.settings.slice_seconds
-        return self._worker.draining or (self._worker.crowded and overstayed)
+        return self._worker.crowded and overstayed and self._worker.on_trial is not self
 
     async def _give_up(self, why: str) -> None:
         """What the run produced cannot be stored. Its step fails with that as the reason."""

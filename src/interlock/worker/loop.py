@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +13,18 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan
-from interlock.engine import children, inbox, leases, sessions
+from interlock.engine import children, inbox, leases, sessions, workers
 from interlock.engine.keyfiles import Salts
+from interlock.engine.leases import Orders
 from interlock.engine.policies import Policies
 from interlock.engine.secrets import Secrets
+from interlock.engine.workers import DEFAULT_LABEL, SWEEP
 from interlock.engine.workflows import Plans
 from interlock.errors import LeaseLost, Problem, Unavailable
-from interlock.lifecycle import WorkerEvent
+from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.store.notify import INBOX, POLICY, READY, Listener
+from interlock.store.notify import WORKER as ORDERS
 from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
@@ -29,21 +33,34 @@ from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
 from interlock.worker.gate import Gate
+from interlock.worker.memory import give_back, resident_mb
 
 FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
 _BUSY_RETRY_SECONDS = 0.003
 # Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
 _HEAD_START = 4
+# A worker that is short of memory goes on when it has this part of its limit; one that cannot get there is replaced.
+_ENOUGH_MEMORY = 0.9
+_MEMORY_PATIENCE_SECONDS = 10.0
 
 
 class Worker:
+    """`adopt`: the worker that a supervisor started this process for. Its life is the life of the process."""
+
     def __init__(
-        self, database: Database, settings: Settings, *, tools: Registry = registry, capacity: int | None = None
-    ) -> None:
+        self, database: Database, settings: Settings, *, tools: Registry = registry, capacity: int | None = None,
+        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[UUID, ...] | None = None, adopt: UUID | None = None,
+    ) -> None:  # fmt: skip
         self.database = database
         self.settings = settings
         self.capacity = capacity or settings.concurrency
+        self.labels, self.tenants = labels, tenants
+        self.adopts = adopt
+        self.orders = Orders(WorkerState.RUNNING)
+        self._parent = os.getppid()
+        self._short_since: float | None = None
+        self._label_lanes: set[tuple[UUID, str]] = set()
         self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
         self.gate = Gate(database, self.policies)
@@ -53,9 +70,10 @@ class Worker:
         self.draining = False
         self.abandoning = False
         self.crowded = False
+        self._alone = False
         self.on_trial: Driver | None = None
         self._forgot = False
-        self.me: leases.Me
+        self.me = leases.NOBODY
         self.flusher: Flusher
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -67,24 +85,36 @@ class Worker:
     # ------------------------------------------------------------ life
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop; a worker that was declared lost begins again under a new id."""
+        """Until told to stop; a worker that was declared lost begins again under a new id.
+
+        One with a supervisor does not: that one sees to it. Nor does one that was told to end.
+        """
         listener = Listener(
-            self.database, {READY: lambda _: self._wake.set(), INBOX: self._on_mail, POLICY: self.policies.forget}
-        )
+            self.database,
+            {
+                READY: lambda _: self._wake.set(), INBOX: self._on_mail, POLICY: self.policies.forget,
+                ORDERS: self._on_orders,
+            },
+        )  # fmt: skip
         await listener.start()
         try:
             while not stop.is_set():
                 try:
-                    await self._live(stop)
+                    goes_on = await self._live(stop)
                 except Exception as error:
                     log.error("worker_failed", worker=self.me.name, exc_info=error)
                     await self._begin_again(error)
+                    goes_on = True
+                if self.adopts is not None or not goes_on:
+                    break
         finally:
             await listener.stop()
             self.shop.threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _live(self, stop: asyncio.Event) -> None:
+    async def _live(self, stop: asyncio.Event) -> bool:
+        """One life as one worker. False: it was told to end."""
         self.me = await self._register()
+        ordered_to_end = False
         self.flusher = Flusher(self.database, self.me)
         gc.freeze()
         tasks = [
@@ -93,7 +123,7 @@ class Worker:
                 "flush": self.flusher.run(),
                 "claim": self._claim_forever(),
                 "beat": self._beat_forever(),
-                "tick": self._tick_forever(),
+                "tick": self._tick_forever(stop),
                 "errands": self._run_errands_forever(),
             }.items()
         ]
@@ -102,12 +132,13 @@ class Worker:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
                 await self._drain(tasks[1])
-                await leases.move_worker(self.database, self.me.id, WorkerEvent.COMPLETE, "drained")
+                await workers.end(self.database, self.me.id, WorkerEvent.COMPLETE, f"worker:{self.me.id}", "drained")
                 log.info("worker_drained", worker=self.me.name)
             for task in done - {stopping}:
                 task.result()
         except LeaseLost as lost:
-            log.warning("worker_lost", worker=self.me.name, detail=lost.detail)
+            ordered_to_end = await self._was_ordered_to_end()
+            log.warning("worker_lost", worker=self.me.name, detail=lost.detail, ordered=ordered_to_end)
         finally:
             self.abandoning = True
             self._cancel_drivers()
@@ -117,23 +148,47 @@ class Worker:
             await either(self._idle, 10)
             self.drivers.clear()
             self.abandoning = False
+        return not ordered_to_end
+
+    async def _was_ordered_to_end(self) -> bool:
+        with contextlib.suppress(Unavailable):
+            row = await self.database.row("orders_of", self.me.id, patience=2)
+            return row is not None and row["status"] in WORKER.terminal and row["stopped_by"] != SWEEP
+        return False
 
     async def _begin_again(self, error: Exception) -> None:
         """What should not happen did. This worker is over, its runs are others'; the process goes on under a new id."""
         with contextlib.suppress(Problem):
             await leases.move_worker(self.database, self.me.id, WorkerEvent.FAIL, str(error)[:500])
+        if self.adopts is not None:
+            raise error  # the process ends with it, and its supervisor knows what to do
         await asyncio.sleep(self.settings.poll_seconds)
 
     async def _register(self) -> leases.Me:
         while True:
             try:
+                if self.adopts is not None:
+                    return await self._adopt(self.adopts)
                 me = await leases.register(
-                    self.database, capacity=self.capacity, lease_seconds=self.settings.lease_seconds
-                )
+                    self.database, capacity=self.capacity, lease_seconds=self.settings.lease_seconds,
+                    labels=self.labels, tenants=self.tenants,
+                )  # fmt: skip
                 await leases.move_worker(self.database, me.id, WorkerEvent.START)
+                self.orders = Orders(WorkerState.RUNNING)
                 return me
             except (Unavailable, LeaseLost) as error:
+                if self.adopts is not None and isinstance(error, LeaseLost):
+                    raise
                 log.warning("register_retry", detail=error.detail)
+
+    async def _adopt(self, worker_id: UUID) -> leases.Me:
+        me, row = await leases.adopt(self.database, worker_id)
+        if row["status"] == WORKER.initial:
+            row = await leases.move_worker(self.database, me.id, WorkerEvent.START)
+        self.capacity, self.labels = row["capacity"], tuple(row["labels"])
+        self.tenants = tuple(row["tenants"]) if row["tenants"] is not None else None
+        self.orders = Orders(WorkerState(row["status"]), row["job_id"])
+        return me
 
     async def _drain(self, claiming: "asyncio.Task[None]") -> None:
         """Steps that are under way may finish; each run is given back at its next step."""
@@ -158,7 +213,11 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def by_hand(self) -> AsyncIterator[None]:
-        """Alive, and claiming only when `work_off` says so; for whoever wants nothing to happen by itself."""
+        """Alive, and claiming only when `work_off` says so; for whoever wants nothing to happen by itself.
+
+        There is no other worker then, so it does what steps ask of workers with other labels too.
+        """
+        self._alone = True
         self.me = await self._register()
         self.flusher = Flusher(self.database, self.me)
         flushing = asyncio.create_task(self.flusher.run())
@@ -228,7 +287,16 @@ class Worker:
     async def _claim_once(self, tx: Tx) -> float:
         """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
         self._wake.clear()
-        claim = await leases.claim(tx, self.database.clock(), self.me, self.capacity - len(self.drivers))
+        if self.orders.status != WorkerState.RUNNING:
+            return self.settings.poll_seconds
+        return min([await self._claim_from(tx, pool) for pool in self._pools() if len(self.drivers) < self.capacity])
+
+    def _pools(self) -> tuple[str, ...]:
+        return (str(self.orders.job_id),) if self.orders.job_id is not None else self.labels
+
+    async def _claim_from(self, tx: Tx, pool: str) -> float:
+        room = self.capacity - len(self.drivers)
+        claim = await leases.claim(tx, self.database.clock(), self.me, room, pool, self.tenants)
         self._take_up(claim.runs)
         if claim.dry:
             for _ in range(_HEAD_START):
@@ -240,7 +308,7 @@ class Worker:
         if claim.runs:
             return 0.0
         # No lane was free to look at: either there is no work, or another worker is claiming at this moment.
-        waiting = await tx.value("work_is_waiting")
+        waiting = await tx.value("work_is_waiting_in", [pool], self.tenants)
         return _BUSY_RETRY_SECONDS if waiting else self.settings.poll_seconds
 
     async def _take_up_forgotten(self, tx: Tx) -> None:
@@ -292,7 +360,7 @@ class Worker:
             await either(self._suspicious, interval)
             self._suspicious.clear()
             try:
-                await leases.beat(self.database, self.me)
+                self._obey(await leases.beat(self.database, self.me))
                 last = time.monotonic()
             except Unavailable:
                 if time.monotonic() - last > self.settings.lease_seconds:
@@ -302,7 +370,69 @@ class Worker:
         """A write was refused: ask at once whether we are still alive."""
         self._suspicious.set()
 
-    async def _tick_forever(self) -> None:
+    # ------------------------------------------------------------ orders
+
+    def _on_orders(self, payload: str) -> None:
+        """The answer to a heartbeat is what the database wants of us."""
+        if self.me is not leases.NOBODY and payload in ("", str(self.me.id)):
+            self._suspicious.set()
+
+    def _obey(self, orders: Orders) -> None:
+        if orders == self.orders:
+            return
+        log.info("worker_orders", worker=self.me.name, status=orders.status, job_id=str(orders.job_id or "") or None)
+        self.orders = orders
+        self._wake.set()
+        for driver in self.drivers.values():
+            driver._wake.set()
+
+    def gives_back(self, driver: Driver) -> bool:
+        """Steps that are under way may finish, and no other is begun: the run is for somebody else."""
+        if self.draining or self.orders.status != WorkerState.RUNNING:
+            return True
+        return self.orders.job_id is not None and driver.row["job_id"] != self.orders.job_id
+
+    def serves(self, label: str) -> bool:
+        return self._alone or label in self.labels
+
+    async def lane_for(self, tenant_id: UUID, label: str) -> UUID:
+        lane = leases.label_lane(tenant_id, label)
+        if (tenant_id, label) not in self._label_lanes:
+            await self.database.fetch("add_label_lane", lane, tenant_id, label, patience=FOREVER)
+            self._label_lanes.add((tenant_id, label))
+        return lane
+
+    async def _mind_memory(self) -> None:
+        """Over the limit: take no more and give back what we have; go on when there is room again."""
+        limit = self.settings.worker_memory_mb
+        if limit is None:
+            return
+        used = resident_mb()
+        if self._short_since is None:
+            if used > limit and self.orders.status == WorkerState.RUNNING:
+                why = f"memory: {used:.0f} MB used, {limit} MB allowed"
+                await leases.move_worker(self.database, self.me.id, WorkerEvent.PAUSE, why)
+                self._short_since = time.monotonic()
+                self._suspicious.set()
+            return
+        if self.drivers:
+            self._short_since = time.monotonic()
+            return
+        give_back()
+        if self.orders.status == WorkerState.RUNNING:
+            self._short_since = None  # somebody else had it go on
+        elif (used := resident_mb()) < limit * _ENOUGH_MEMORY:
+            await leases.move_worker(self.database, self.me.id, WorkerEvent.RESUME, f"memory: {used:.0f} MB used")
+            self._short_since = None
+            self._suspicious.set()
+        elif time.monotonic() - self._short_since > _MEMORY_PATIENCE_SECONDS:
+            why = f"memory: {used:.0f} MB used with nothing to do, {limit} MB allowed"
+            await leases.move_worker(self.database, self.me.id, WorkerEvent.TERMINATE, why)
+            self._suspicious.set()
+
+    # ------------------------------------------------------------ the slow poll
+
+    async def _tick_forever(self, stop: asyncio.Event) -> None:
         next_check = 0.0
         while True:
             await asyncio.sleep(_SLOW_STEP_SECONDS / 2)
@@ -312,19 +442,29 @@ class Worker:
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + self.settings.poll_seconds
                 await self._check()
+                if self.adopts is not None and os.getppid() != self._parent:
+                    log.warning("supervisor_gone", worker=self.me.name)
+                    stop.set()
 
     async def _check(self) -> None:
-        """The slow poll beneath the notifications: mail, and whether others wait for our slots."""
+        """The slow poll beneath the notifications: mail, orders, and whether others wait for our slots."""
         with contextlib.suppress(Unavailable):
             if flows := self.shop.tools.flows.all():
                 awaited = [flow.plan.awaited for flow in flows]
                 await children.wake_awaiting(self.database, awaited, self.me.actor)
             full = len(self.drivers) >= self.capacity
-            self.crowded = full and await self.database.value("work_is_waiting")
+            pools = list(self._pools())
+            self.crowded = full and await self.database.value("work_is_waiting_in", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()
+            await self._mind_memory()
+            now = await self.database.row("orders_of", self.me.id)
+            if now is None or now["status"] in WORKER.terminal:
+                self._suspicious.set()
+                return
+            self._obey(Orders(WorkerState(now["status"]), now["job_id"]))
             # A claim that was cut off can be committed after we asked what it gave us.
-            if await self.database.value("count_leases", self.me.id) > len(self.drivers):
+            if now["leases"] > len(self.drivers):
                 self._remember()
 
     # ------------------------------------------------------------ mail

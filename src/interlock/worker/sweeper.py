@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from interlock.engine import audit, children, evidence, schedules, sessions, sweeps
+from interlock.engine import audit, children, evidence, jobs, schedules, sessions, sweeps
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Signing
 from interlock.engine.leases import reclaim_lost
@@ -28,6 +28,7 @@ async def sweep_forever(database: Database, settings: Settings, signing: Signing
         _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
         _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
         _every(1.0, lambda: schedules.start_due(database, plans)),
+        _every(0.5, lambda: jobs.tend(database, plans)),
         _every(60.0, lambda: sweeps.recount_lanes(database)),
         _every(300.0, lambda: sweeps.tend(database, signing.key())),
         _every(_SEAL_SECONDS, lambda: audit.seal_all(database, signing)),

@@ -18,16 +18,20 @@ WITH me AS MATERIALIZED (
 ), leaving AS MATERIALIZED (
   SELECT * FROM unnest(
     $15::uuid[], $16::uuid[], $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[],
-    $23::timestamptz[], $24::boolean[], $25::int[], $26::numeric[]
-  ) AS l (run_id, tenant_id, token, from_status, to_status, reason, result, error, wake_at, requeue, seq, cost_usd)
+    $23::timestamptz[], $24::boolean[], $25::int[], $26::numeric[], $27::uuid[], $28::uuid[]
+  ) AS l (run_id, tenant_id, token, from_status, to_status, reason, result, error, wake_at, requeue, seq, cost_usd,
+          side_id, next_side)
 ), awake AS MATERIALIZED (
   -- As in wake_lane: a lane that gets a run back must not be put to rest meanwhile; as there, before its row.
   SELECT pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)), pg_notify('interlock_ready', '')
     FROM (SELECT DISTINCT tenant_id FROM leaving WHERE requeue) AS requeued
 ), lanes AS MATERIALIZED (
-  SELECT tenant_id FROM lane
-   WHERE tenant_id IN (SELECT tenant_id FROM leaving) AND (SELECT count(*) FROM awake) >= 0
-   ORDER BY tenant_id
+  SELECT id FROM lane
+   WHERE id = ANY(ARRAY(
+           SELECT tenant_id FROM leaving UNION SELECT side_id FROM leaving UNION SELECT next_side FROM leaving
+         ))
+     AND (SELECT count(*) FROM awake) >= 0
+   ORDER BY side_id NULLS FIRST, id
      FOR NO KEY UPDATE
 ), departed AS (
   UPDATE run
@@ -39,6 +43,7 @@ WITH me AS MATERIALIZED (
          wake_at = leaving.wake_at,
          seq = leaving.seq,
          cost_usd = run.cost_usd + leaving.cost_usd,
+         side_id = leaving.next_side,
          lease_worker = NULL
     FROM leaving
    WHERE (SELECT count(*) FROM lanes) > 0
@@ -49,7 +54,8 @@ WITH me AS MATERIALIZED (
      AND run.status = leaving.from_status
      AND run.inbox = 0
   RETURNING run.id, run.tenant_id, leaving.requeue, run.watched_until > coalesce($1, now()) AS watched,
-            run.completed_at, run.workspace_id, CASE WHEN run.capped THEN run.workflow END AS capped
+            run.completed_at, run.workspace_id, CASE WHEN run.capped THEN run.workflow END AS capped, leaving.side_id,
+            leaving.next_side
 ), staying AS (
   SELECT run.id, run.tenant_id, run.inbox > 0 AS nudged, run.watched_until > coalesce($1, now()) AS watched
     FROM (SELECT DISTINCT run_id, token FROM written) AS held
@@ -72,8 +78,8 @@ WITH me AS MATERIALIZED (
     FROM written AS w
     JOIN kept ON kept.id = w.run_id
 ), requeued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost, workflow)
-  SELECT tenant_id, id, nextval('ready_turn'), false, false, capped FROM departed WHERE requeue
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, next_side, nextval('ready_turn'), false, false, capped FROM departed WHERE requeue
 ), announced AS (
   -- Here and not in a statement of its own: for tenants that told us nobody to tell, it finds nothing in an empty index.
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
@@ -84,9 +90,21 @@ WITH me AS MATERIALIZED (
      AND 'run.completed' = ANY(d.events)
      AND (d.workspace_id IS NULL OR d.workspace_id = ended.workspace_id)
 ), freed AS (
-  UPDATE lane SET in_flight = in_flight - gone.runs, active = active OR gone.requeue
-    FROM (SELECT tenant_id, count(*)::int AS runs, bool_or(requeue) AS requeue FROM departed GROUP BY tenant_id) AS gone
-   WHERE lane.tenant_id = gone.tenant_id
+  -- Of a side lane and of the tenant's own; and the lane that a run goes to has work, with no credit for its rest.
+  UPDATE lane
+     SET in_flight = in_flight - gone.runs,
+         active = active OR gone.requeue,
+         vtime = CASE WHEN gone.requeue AND NOT active THEN coalesce(turn_in(pool), vtime) ELSE vtime END
+    FROM (
+      SELECT id, sum(run)::int AS runs, bool_or(requeue) AS requeue
+        FROM (SELECT tenant_id AS id, 1 AS run, requeue AND next_side IS NULL AS requeue FROM departed
+              UNION ALL
+              SELECT side_id, 1, false FROM departed WHERE side_id IS NOT NULL
+              UNION ALL
+              SELECT next_side, 0, requeue FROM departed WHERE next_side IS NOT NULL) AS each
+       GROUP BY id
+    ) AS gone
+   WHERE lane.id = gone.id
 )
 SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
 

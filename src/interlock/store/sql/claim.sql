@@ -2,38 +2,63 @@
 
 -- name: claim_runs
 -- moves: run pending -start-> running
--- The fairest lanes, then the top of each. SKIP LOCKED lets workers pass each other. The lane's row is locked, so its
--- cap holds however many workers claim at once. A lane that gave less than its share comes back too, with no run if it
--- gave none: it is dry.
+-- The fairest lanes of a pool, then the top of each. SKIP LOCKED lets workers pass each other. The lane's row is locked,
+-- so its cap holds however many workers claim at once. A lane that gave less than its share comes back too, with no run
+-- if it gave none: it is dry. A worker that is reserved for a job claims from that job's pool and from no other.
 WITH me AS MATERIALIZED (
-  SELECT id FROM worker WHERE id = $2 AND status = 'running' FOR SHARE
+  SELECT id FROM worker
+   WHERE id = $2 AND status = 'running' AND CASE WHEN job_id IS NULL THEN $5 = ANY(labels) ELSE $5 = job_id::text END
+     FOR SHARE
 ), turn AS MATERIALIZED (
-  SELECT tenant_id, weight, vtime, max_writes_per_run, policy_version,
+  SELECT id, home_id, weight, vtime, max_writes_per_run, policy_version,
          coalesce(max_concurrency, 2147483647) - in_flight AS room
     FROM lane
-   WHERE active AND NOT full_up AND (SELECT count(*) FROM me) = 1
+   WHERE pool = $5 AND active AND NOT full_up AND (SELECT count(*) FROM me) = 1
+     AND ($6::uuid[] IS NULL OR home_id = ANY($6))
    ORDER BY vtime
    LIMIT $3
      FOR NO KEY UPDATE SKIP LOCKED
+), home AS MATERIALIZED (
+  -- What a side lane gives also counts in its tenant's own lane. One that is locked at this moment gives nothing.
+  SELECT id, max_writes_per_run, policy_version, coalesce(max_concurrency, 2147483647) - in_flight AS room
+    FROM lane
+   WHERE id IN (SELECT home_id FROM turn WHERE home_id <> id)
+     FOR NO KEY UPDATE SKIP LOCKED
 ), pull AS (
   -- By weight; half of it for a lane that got ahead because others were locked when it was served, until they are level.
-  SELECT tenant_id, room, vtime,
+  SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
          weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.5 ELSE 1 END AS pull
     FROM turn
 ), whole AS (
-  SELECT tenant_id, room, vtime, floor($3 * pull / sum(pull) OVER ())::int AS runs FROM pull
+  SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
+         floor($3 * pull / sum(pull) OVER ())::int AS runs
+    FROM pull
 ), rounded AS (
   -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
-  SELECT tenant_id, room, runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs FROM whole
+  SELECT id, home_id, room, max_writes_per_run, policy_version,
+         runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs
+    FROM whole
+), shared AS (
+  SELECT id, least(room, runs) AS share, max_writes_per_run, policy_version FROM rounded
+   WHERE runs > 0 AND NOT EXISTS (SELECT FROM turn WHERE home_id <> id)
+  UNION ALL
+  -- Lanes of one tenant share its cap: what those before it may take is not there for the next.
+  SELECT rounded.id,
+         least(rounded.room, runs, coalesce(home.room, CASE WHEN rounded.id = home_id THEN rounded.room ELSE 0 END)
+               - coalesce(sum(runs) OVER (PARTITION BY home_id ORDER BY rounded.id
+                                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)),
+         CASE WHEN rounded.id = home_id THEN rounded.max_writes_per_run ELSE home.max_writes_per_run END,
+         CASE WHEN rounded.id = home_id THEN rounded.policy_version ELSE home.policy_version END
+    FROM rounded LEFT JOIN home ON home.id = home_id
+   WHERE runs > 0 AND EXISTS (SELECT FROM turn WHERE home_id <> id)
 ), share AS (
-  SELECT tenant_id, least(room, runs) AS share, turn.max_writes_per_run, turn.policy_version
-    FROM rounded JOIN turn USING (tenant_id, room) WHERE runs > 0
+  SELECT id, share, max_writes_per_run, policy_version FROM shared WHERE share > 0
 ), picked AS MATERIALIZED (
-  SELECT top.tenant_id, top.run_id, top.fresh, top.lost
+  SELECT top.lane_id, top.tenant_id, top.run_id, top.fresh, top.lost
     FROM share
    CROSS JOIN LATERAL (
-     SELECT tenant_id, run_id, fresh, lost FROM ready
-      WHERE ready.tenant_id = share.tenant_id
+     SELECT lane_id, tenant_id, run_id, fresh, lost FROM ready
+      WHERE ready.lane_id = share.id
       ORDER BY turn
       LIMIT share.share
         FOR UPDATE SKIP LOCKED
@@ -58,34 +83,53 @@ WITH me AS MATERIALIZED (
      AND coalesce(run.completed_at, 'infinity') = 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
-            run.started_at, run.parent_run_id, run.session_id, run.session_run, run.auto_approve, picked.fresh, picked.lost
+            run.started_at, run.parent_run_id, run.session_id, run.session_run, run.auto_approve, run.side_id, run.job_id,
+            picked.lane_id, picked.fresh, picked.lost
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', 'pending', 'start', 'running', lease_token, $4
     FROM leased WHERE fresh
 ), charged AS (
-  UPDATE lane SET in_flight = in_flight + got.runs, vtime = vtime + got.runs / weight
-    FROM (SELECT tenant_id, count(*)::int AS runs FROM leased GROUP BY tenant_id) AS got
-   WHERE lane.tenant_id = got.tenant_id
+  UPDATE lane SET in_flight = in_flight + got.runs, vtime = vtime + got.turns / weight
+    FROM (
+      SELECT id, count(*)::int AS runs, sum(turn) AS turns
+        FROM (SELECT lane_id AS id, 1 AS turn FROM leased
+              UNION ALL
+              SELECT tenant_id, 0 FROM leased WHERE tenant_id <> lane_id) AS counted
+       GROUP BY id
+    ) AS got
+   WHERE lane.id = got.id
 )
-SELECT leased.*, share.tenant_id AS lane, share.share, share.max_writes_per_run, share.policy_version,
+SELECT leased.*, share.id AS lane, share.share, share.max_writes_per_run, share.policy_version,
        coalesce($1, now()) AS now
-  FROM share LEFT JOIN leased ON leased.tenant_id = share.tenant_id;
+  FROM share LEFT JOIN leased ON leased.lane_id = share.id;
 
 -- name: rest_lanes
 -- In the order of all who lock several lanes.
-SELECT tenant_id, rest_lane(tenant_id) FROM (SELECT t FROM unnest($1::uuid[]) AS t ORDER BY t) AS lanes (tenant_id);
+SELECT id, rest_lane(id)
+  FROM (SELECT id FROM lane WHERE id = ANY($1::uuid[]) ORDER BY side_id NULLS FIRST, id) AS lanes;
 
 -- name: work_is_waiting
-SELECT EXISTS (SELECT FROM lane WHERE active AND NOT full_up);
+SELECT EXISTS (SELECT FROM lane WHERE pool = 'default' AND active AND NOT full_up);
 
--- name: count_leases
-SELECT count(*) FROM run WHERE lease_worker = $1;
+-- name: work_is_waiting_in
+-- For a worker that serves these pools and tenants. A side lane has room if its tenant has.
+SELECT EXISTS (
+  SELECT FROM lane
+   WHERE pool = ANY($1::text[]) AND active AND NOT full_up AND ($2::uuid[] IS NULL OR home_id = ANY($2))
+     AND (home_id = id OR EXISTS (SELECT FROM lane AS home WHERE home.id = lane.home_id AND NOT home.full_up))
+);
 
 -- name: leases_of
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
-SELECT id, tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
+SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
        deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
-       auto_approve, false AS fresh, false AS lost,
-       tenant_id AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
-  FROM run JOIN lane USING (tenant_id) WHERE lease_worker = $2;
+       auto_approve, run.side_id, job_id, false AS fresh, false AS lost,
+       coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
+  FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
+
+-- name: add_label_lane
+-- A tenant's lane for what its steps ask for; its id is made of the two.
+INSERT INTO lane (side_id, side_of, pool, weight)
+SELECT $1, tenant_id, $3, weight FROM lane WHERE tenant_id = $2
+ON CONFLICT DO NOTHING;

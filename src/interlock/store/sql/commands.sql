@@ -39,18 +39,20 @@ SELECT $2, e.seq, $3, coalesce($1, now()), e.type, e.step, e.from_state, e.event
     AS e (seq, type, step, from_state, event, to_state, attempt, actor, data, output);
 
 -- name: queue_run
--- With the name of its workflow if that has a cap: then it is held back until there is room.
+-- Into the lane that its row names. With the name of its workflow if that has a cap: then it is held back until there is
+-- room.
 WITH turn AS MATERIALIZED (
-  SELECT nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END AS turn
+  SELECT side_id, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END AS turn FROM run WHERE id = $2
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost) SELECT $1, $2, turn, $3, $4 FROM turn WHERE $5::text IS NULL
-  RETURNING tenant_id
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
+  SELECT $1, $2, side_id, turn, $3, $4 FROM turn WHERE $5::text IS NULL
+  RETURNING tenant_id, side_id
 ), held AS (
-  INSERT INTO held_back (tenant_id, workflow, run_id, turn, fresh, lost)
-  SELECT $1, $5, $2, turn, $3, $4 FROM turn WHERE $5::text IS NOT NULL
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT $1, $5, $2, side_id, turn, $3, $4 FROM turn WHERE $5::text IS NOT NULL
   RETURNING tenant_id, workflow
 )
-SELECT wake_lane(tenant_id)::text FROM queued
+SELECT wake_lane(tenant_id, side_id)::text FROM queued
 UNION ALL
 SELECT let_in(tenant_id, workflow)::text FROM held;
 

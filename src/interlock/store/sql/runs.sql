@@ -8,7 +8,7 @@
 --
 -- With an idempotency key ($13) nothing starts if the key was used before; the record and its answer, in whose middle
 -- the time of creation is written, commit with the run. $19 says that the version is the newest the caller knows:
--- nothing starts if there is a newer one.
+-- nothing starts if there is a newer one. $21 names the jobs that they belong to; a job's lane has the id of the job.
 WITH newest AS MATERIALIZED (
   SELECT NOT $19 OR NOT EXISTS (
     SELECT FROM workflow WHERE tenant_id = ($3::uuid[])[1] AND name = ($5::text[])[1] AND version > ($6::int[])[1]
@@ -33,9 +33,9 @@ WITH newest AS MATERIALIZED (
   SELECT a.*
     FROM unnest(
            $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[],
-           $10::float8[], $11::float8[], $12::text[], $20::boolean[]
+           $10::float8[], $11::float8[], $12::text[], $20::boolean[], $21::uuid[]
          ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
-                                 deadline_seconds, watch_seconds, requester, capped, place),
+                                 deadline_seconds, watch_seconds, requester, capped, job_id, place),
          newest
    WHERE newest.known AND ($13 IS NULL OR EXISTS (SELECT FROM begun))
 ), rate AS MATERIALIZED (
@@ -52,14 +52,14 @@ WITH newest AS MATERIALIZED (
     FROM asked LEFT JOIN rate USING (tenant_id)
 ), started AS (
   INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
-                   created_at, deadline_at, watched_until, requester, capped, wake_at)
+                   created_at, deadline_at, watched_until, requester, capped, wake_at, job_id, side_id)
   SELECT id, tenant_id, workspace_id, workflow, workflow_version, 'pending', input::jsonb, trigger::jsonb, requested_by,
          1, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => deadline_seconds),
          coalesce($1, now()) + make_interval(secs => watch_seconds), requester::jsonb, capped,
-         CASE WHEN turn > coalesce($1, now()) THEN turn END
+         CASE WHEN turn > coalesce($1, now()) THEN turn END, job_id, job_id
     FROM placed
   ON CONFLICT (id) DO NOTHING
-  RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at, capped
+  RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at, capped, side_id
 ), paced AS (
   UPDATE lane
      SET rate_minute = rate.minute + ((rate.used + taken.runs - 1) / rate.most) * interval '1 minute',
@@ -68,24 +68,25 @@ WITH newest AS MATERIALIZED (
    WHERE lane.tenant_id = rate.tenant_id
   RETURNING lane.tenant_id
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL AND NOT capped
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, id, side_id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL AND NOT capped
 ), held AS (
-  INSERT INTO held_back (tenant_id, workflow, run_id, turn, fresh, lost)
-  SELECT tenant_id, workflow, id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL AND capped
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, workflow, id, side_id, nextval('ready_turn'), true, false
+    FROM started WHERE wake_at IS NULL AND capped
   RETURNING tenant_id, workflow
 ), admitted AS MATERIALIZED (
-  SELECT let_in(tenant_id, workflow) FROM (SELECT DISTINCT tenant_id, workflow FROM held) AS capped
+  SELECT let_in(tenant_id, workflow) FROM (SELECT DISTINCT tenant_id, workflow FROM held ORDER BY 1, 2) AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor, data)
   SELECT id, 1, tenant_id, created_at, 'run_created', 'create', 'pending', 0, requested_by,
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(tenant_id)::text, (SELECT body FROM answer) AS answer,
+SELECT coalesce($1, now()) AS now, wake_lane(tenant_id, job_id)::text, (SELECT body FROM answer) AS answer,
        (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
-  FROM (SELECT DISTINCT tenant_id FROM asked) AS lanes, (SELECT count(*) FROM paced) AS _,
-       (SELECT count(*) FROM admitted) AS __;
+  FROM (SELECT DISTINCT tenant_id, job_id FROM asked ORDER BY job_id NULLS FIRST, tenant_id) AS lanes,
+       (SELECT count(*) FROM paced) AS _, (SELECT count(*) FROM admitted) AS __;
 
 -- name: insert_run
 -- moves: run -create-> pending
@@ -135,14 +136,14 @@ SELECT run.*, (SELECT heartbeat_at FROM worker WHERE worker.id = run.lease_worke
 -- Newest first. The cursor is the id of the last run seen.
 SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
   FROM run LEFT JOIN worker ON worker.id = run.lease_worker
- WHERE tenant_id = $1
+ WHERE run.tenant_id = $1
    AND ($2::uuid IS NULL OR run.id < $2)
    AND ($3::text IS NULL OR run.status = $3)
-   AND ($4::text IS NULL OR workflow = $4)
-   AND ($5::uuid IS NULL OR session_id = $5)
-   AND ($6::uuid IS NULL OR job_id = $6)
-   AND ($8::text IS NULL OR workspace_id = $8)
-   AND ($9::uuid IS NULL OR parent_run_id = $9)
+   AND ($4::text IS NULL OR run.workflow = $4)
+   AND ($5::uuid IS NULL OR run.session_id = $5)
+   AND ($6::uuid IS NULL OR run.job_id = $6)
+   AND ($8::text IS NULL OR run.workspace_id = $8)
+   AND ($9::uuid IS NULL OR run.parent_run_id = $9)
  ORDER BY run.id DESC
  LIMIT $7;
 

@@ -16,26 +16,28 @@ WITH due AS MATERIALIZED (
          status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
     FROM due WHERE run.id = due.id
-  RETURNING run.id, run.tenant_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
+  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
             CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
     FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
 ), in_order AS MATERIALIZED (
-  SELECT tenant_id, id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
+  SELECT tenant_id, id, side_id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
     FROM (SELECT * FROM woken ORDER BY wake_at, id) AS by_time
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost)
-  SELECT tenant_id, id, turn, fresh, false FROM in_order WHERE capped IS NULL
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, id, side_id, turn, fresh, false FROM in_order WHERE capped IS NULL
 ), held AS (
-  INSERT INTO held_back (tenant_id, workflow, run_id, turn, fresh, lost)
-  SELECT tenant_id, capped, id, turn, fresh, false FROM in_order WHERE capped IS NOT NULL
+  INSERT INTO held_back (tenant_id, workflow, run_id, side_id, turn, fresh, lost)
+  SELECT tenant_id, capped, id, side_id, turn, fresh, false FROM in_order WHERE capped IS NOT NULL
   RETURNING run_id
 ), woke AS MATERIALIZED (
-  SELECT CASE WHEN capped IS NULL THEN wake_lane(tenant_id)::text ELSE let_in(tenant_id, capped)::text END
-    FROM (SELECT DISTINCT tenant_id, capped FROM in_order, (SELECT count(*) FROM held) AS _
-           ORDER BY tenant_id, capped) AS lanes
+  -- Tenants' own lanes before side lanes: the lock order.
+  SELECT CASE WHEN capped IS NULL THEN wake_lane(tenant_id, side_id)::text ELSE let_in(tenant_id, capped)::text END
+    FROM (SELECT DISTINCT tenant_id, capped, CASE WHEN capped IS NULL THEN side_id END AS side_id
+            FROM in_order, (SELECT count(*) FROM held) AS _
+           ORDER BY side_id NULLS FIRST, tenant_id, capped) AS lanes
 )
 SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
   FROM woken, (SELECT count(*) FROM woke) AS _;
@@ -46,10 +48,29 @@ SELECT extract(epoch FROM min(wake_at) - coalesce($1, now()))::float8 FROM run W
 -- name: lose_workers
 -- moves: worker idle|running|paused -terminate-> terminated
 -- Waits for an append of theirs that is under way, and refuses all that come later.
-UPDATE worker SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now())
- WHERE stopped_at IS NULL
-   AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds)
-RETURNING id, name, heartbeat_at;
+-- One that was asked for and not started yet has no process to be silent.
+WITH silent AS MATERIALIZED (
+  SELECT id, status, job_id FROM worker
+   WHERE stopped_at IS NULL AND (pid IS NOT NULL OR supervisor_id IS NOT NULL)
+     AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds)
+     FOR NO KEY UPDATE
+), lost AS (
+  UPDATE worker
+     SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now()), stopped_by = $2, job_id = NULL
+    FROM silent WHERE worker.id = silent.id
+  RETURNING worker.id, worker.name, worker.heartbeat_at, silent.status AS before, silent.job_id
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
+  SELECT lost.id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = lost.id), 0), 'worker', coalesce($1, now()),
+         'worker_transition', lost.before, 'terminate', 'terminated', $2, 'heartbeat lost',
+         CASE WHEN lost.job_id IS NOT NULL THEN jsonb_build_object('released_from', lost.job_id) END
+    FROM lost
+)
+SELECT id, name, heartbeat_at, before, pg_notify('interlock_worker', id::text)::text FROM lost;
+
+-- name: lose_supervisors
+UPDATE supervisor SET stopped_at = coalesce($1, now()), reason = coalesce(reason, 'heartbeat lost')
+ WHERE stopped_at IS NULL AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds);
 
 -- name: stopped_with_leases
 SELECT id FROM worker
@@ -58,11 +79,11 @@ SELECT id FROM worker
 -- name: reclaim_runs
 -- In a statement of its own after lose_workers, so that its snapshot has every entry the lost ones wrote.
 WITH lost AS MATERIALIZED (
-  SELECT id, tenant_id, lease_worker FROM run WHERE lease_worker = ANY($2::uuid[]) LIMIT $3
+  SELECT id, tenant_id, side_id, lease_worker FROM run WHERE lease_worker = ANY($2::uuid[]) LIMIT $3
 ), lanes AS MATERIALIZED (
-  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) FROM lane
-   WHERE tenant_id IN (SELECT tenant_id FROM lost)
-   ORDER BY tenant_id
+  SELECT id, pg_advisory_xact_lock_shared(hashtextextended(home_id::text, 42)) FROM lane
+   WHERE id = ANY(ARRAY(SELECT tenant_id FROM lost UNION SELECT side_id FROM lost))
+   ORDER BY side_id NULLS FIRST, id
      FOR NO KEY UPDATE
 ), freed AS (
   UPDATE run
@@ -71,20 +92,24 @@ WITH lost AS MATERIALIZED (
          seq = (SELECT max(entry.seq) FROM entry WHERE entry.run_id = run.id) + 1
     FROM lost
    WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = lost.id AND run.lease_worker = lost.lease_worker
-  RETURNING run.id, run.tenant_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until, run.resume_count,
-            CASE WHEN run.capped THEN run.workflow END AS capped
+  RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.lease_token, lost.lease_worker, run.watched_until,
+            run.resume_count, CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data)
   SELECT freed.id, freed.seq, freed.tenant_id, coalesce($1, now()), 'orphan_detected', freed.lease_token,
          'system:sweep', jsonb_build_object('worker', worker.name, 'last_heartbeat', worker.heartbeat_at)
     FROM freed JOIN worker ON worker.id = freed.lease_worker
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, turn, fresh, lost, workflow)
-  SELECT tenant_id, id, nextval('ready_turn') - (1::bigint << 62), false, true, capped FROM freed
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, side_id, nextval('ready_turn') - (1::bigint << 62), false, true, capped FROM freed
 ), returned AS (
   UPDATE lane SET in_flight = in_flight - gone.runs, active = true
-    FROM (SELECT tenant_id, count(*)::int AS runs FROM freed GROUP BY tenant_id) AS gone
-   WHERE lane.tenant_id = gone.tenant_id
+    FROM (
+      SELECT id, count(*)::int AS runs
+        FROM (SELECT tenant_id AS id FROM freed UNION ALL SELECT side_id FROM freed WHERE side_id IS NOT NULL) AS each
+       GROUP BY id
+    ) AS gone
+   WHERE lane.id = gone.id
 )
 SELECT freed.id, freed.tenant_id, freed.lease_worker, freed.resume_count, worker.name AS worker, worker.heartbeat_at,
        pg_notify('interlock_ready', '')::text,
@@ -102,18 +127,18 @@ SELECT tenant_id, id FROM approval
  ORDER BY expires_at LIMIT $2;
 
 -- name: lanes_in_use
-SELECT tenant_id FROM lane WHERE in_flight > 0 OR active;
+SELECT id FROM lane WHERE in_flight > 0 OR active;
 
 -- name: lock_lane
-SELECT in_flight, active FROM lane WHERE tenant_id = $1 FOR NO KEY UPDATE;
+SELECT in_flight, active FROM lane WHERE id = $1 FOR NO KEY UPDATE;
 
 -- name: recount_lane
 -- With the lane locked by an earlier statement nobody can be between a lease and its count.
 WITH counted AS (
-  SELECT count(*)::int AS leases FROM run WHERE lease_worker IS NOT NULL AND tenant_id = $1
+  SELECT count(*)::int AS leases FROM run WHERE lease_worker IS NOT NULL AND $1 IN (tenant_id, side_id)
 )
 UPDATE lane SET in_flight = counted.leases FROM counted
- WHERE tenant_id = $1 AND in_flight <> counted.leases
+ WHERE id = $1 AND in_flight <> counted.leases
 RETURNING in_flight;
 
 -- name: workflows_held_back

@@ -17,17 +17,20 @@ SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_run
 -- name: list_tenants
 SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_runs_per_min, lane.max_writes_per_run
   FROM tenant JOIN lane ON lane.tenant_id = tenant.id
- WHERE ($1::uuid IS NULL OR id > $1) ORDER BY id LIMIT $2;
+ WHERE ($1::uuid IS NULL OR tenant.id > $1) ORDER BY tenant.id LIMIT $2;
 
 -- name: update_tenant
 -- Each cap with whether it is to be changed at all, since a cap can be taken away. Places in a minute that were given
 -- under a wider cap stay given. A lane that was full may have room now, so the workers are told.
+WITH sides AS (
+  UPDATE lane SET weight = coalesce($8, lane.weight) FROM tenant WHERE side_of = tenant.id AND tenant.name = $1
+)
 UPDATE lane
    SET max_concurrency = CASE WHEN $2 THEN $3::int ELSE max_concurrency END,
        max_runs_per_min = CASE WHEN $4 THEN $5::int ELSE max_runs_per_min END,
        rate_used = CASE WHEN $4 THEN least(rate_used, $5::int) ELSE rate_used END,
        max_writes_per_run = CASE WHEN $6 THEN $7::int ELSE max_writes_per_run END,
-       weight = coalesce($8, weight)
+       weight = coalesce($8, lane.weight)
   FROM tenant
  WHERE tenant.id = lane.tenant_id AND tenant.name = $1
 RETURNING tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_runs_per_min, lane.max_writes_per_run,

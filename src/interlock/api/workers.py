@@ -1,0 +1,111 @@
+"""/api/workers, /api/supervisor"""
+
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from interlock.api.services import Json, Services, Svc, Who, change, page
+from interlock.api.views import dump, supervisor_view, worker_view
+from interlock.engine import leases, workers
+from interlock.engine.idempotency import Answer
+from interlock.engine.principal import Principal
+from interlock.engine.workers import Terms
+from interlock.governance.roles import Permission
+from interlock.ids import uuid7
+from interlock.lifecycle import WorkerEvent
+from interlock.store.pool import Row, Tx
+from interlock.wire import NewWorker, Order, Page, Supervisor, Worker
+
+router = APIRouter(prefix="/api", tags=["workers"])
+
+
+@router.get("/workers", response_model=Page[Worker])
+async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
+    """Those that are there, and those that left within the last hour; with `all`, every one ever."""
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_workers", found.database.clock(), all)
+    return Json(page(rows, len(rows), worker_view))
+
+
+@router.get("/workers/{worker_id}", response_model=Worker)
+async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
+    """A worker with its `state_history`, and where on its host its log is."""
+    who.require(Permission.READ)
+    row = await workers.get(found.database, worker_id)
+    log = f"{row['log_dir']}/worker-{worker_id}.log" if row["log_dir"] else None
+    return Json(worker_view(row, await found.database.fetch("transitions_of", worker_id)) | {"log": log})
+
+
+@router.post("/workers", status_code=201, response_model=Worker)
+async def create(request: Request, found: Svc, who: Who, body: NewWorker | None = None) -> Response:
+    """A worker that is `idle` until it is started. Its process runs on a supervised host."""
+    workers.require_supervisor(who)
+    body, worker_id = body or NewWorker(), uuid7()
+
+    async def work(tx: Tx) -> Answer:
+        tenants = await workers.tenants_named(tx, body.tenants) if body.tenants else None
+        capacity = body.concurrency or found.settings.concurrency
+        terms = Terms(capacity, tuple(body.labels), tenants, body.workspace_id)
+        row = await workers.create(
+            tx, found.database, who.actor, terms, worker_id=worker_id, name=body.name, host=body.host,
+            lease_seconds=found.settings.lease_seconds,
+        )  # fmt: skip
+        return await _answer(tx, row, 201)
+
+    return await change(found, who, request, work)
+
+
+@router.post("/workers/{worker_id}/start", response_model=Worker)
+async def start(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
+    """Start its process, on a host with a supervisor: `interlock up` is one, `interlock supervise` another."""
+    workers.require_supervisor(who)
+
+    async def work(tx: Tx) -> Answer:
+        return await _answer(tx, await workers.start(tx, found.database, who.actor, worker_id))
+
+    return await change(found, who, request, work)
+
+
+@router.get("/supervisor", response_model=Page[Supervisor])
+async def list_supervisors(found: Svc, who: Who) -> Response:
+    """The hosts on which workers can be started, and those that left within the last hour."""
+    who.require(Permission.READ)
+    rows = await found.database.fetch("list_supervisors", found.database.clock())
+    return Json(page(rows, len(rows), supervisor_view))
+
+
+@router.post("/supervisor/workers/{worker_id}/pause", response_model=Worker)
+async def pause(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
+    """It takes no new work; the steps that it is at are finished, the rest of their runs goes to others."""
+    return await _order(found, who, request, worker_id, WorkerEvent.PAUSE, body)
+
+
+@router.post("/supervisor/workers/{worker_id}/resume", response_model=Worker)
+async def resume(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
+    return await _order(found, who, request, worker_id, WorkerEvent.RESUME, body)
+
+
+@router.post("/supervisor/workers/{worker_id}/terminate", response_model=Worker)
+async def terminate(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
+    """At once: it can write nothing more, its runs go to others, its process is ended."""
+    response = await _order(found, who, request, worker_id, WorkerEvent.TERMINATE, body)
+    # After the commit, so that what it wrote before is seen. Should we die here, the sweep does it.
+    await leases.take_back(found.database)
+    return response
+
+
+async def _order(
+    found: Services, who: Principal, request: Request, worker_id: UUID, event: WorkerEvent, body: Order | None
+) -> Response:
+    workers.require_supervisor(who)
+    reason = body.reason if body else None
+
+    async def work(tx: Tx) -> Answer:
+        return await _answer(tx, await workers.order(tx, found.database, who.actor, worker_id, event, reason))
+
+    return await change(found, who, request, work)
+
+
+async def _answer(tx: Tx, row: Row, status: int = 200) -> Answer:
+    return Answer(status, dump(worker_view(row, await tx.fetch("transitions_of", row["id"]))))

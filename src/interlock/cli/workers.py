@@ -1,0 +1,182 @@
+"""`interlock worker`: be one, and see to those that are there."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from interlock.cli import show
+from interlock.cli.connection import connect
+from interlock.cli.environment import read_settings
+from interlock.cli.outcome import example
+from interlock.cli.serve import Concurrency, Labels, Tenants, serving
+from interlock.cli.text import visible
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Be a worker, or see to those that are there. Without a command it starts one worker process against the same"
+    " database, on this machine or another.",
+    epilog=example("interlock worker --concurrency 200", "interlock worker --label gpu", "interlock worker list"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
+Reason = Annotated[str | None, typer.Option(help="Why; it is kept in its history.")]
+RequestId = Annotated[str | None, typer.Option(help="The same id again gives the same answer and changes nothing.")]
+
+_ID = "01990000-0000-7000-8000-000000000000"
+_FOLLOW_SECONDS = 0.3
+
+
+@app.callback()
+def worker(
+    ctx: typer.Context,
+    concurrency: Concurrency = None,
+    label: Labels = None,
+    tenant: Tenants = None,
+    adopt: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    if ctx.invoked_subcommand is not None:
+        return
+    settings = read_settings()
+    from uuid import UUID
+
+    from interlock import main
+
+    main.work(settings, serving(concurrency, label, tenant), UUID(adopt) if adopt else None)
+
+
+@app.command("list", epilog=example("interlock worker list", "interlock worker list --all --json"))
+def list_workers(
+    ctx: typer.Context,
+    all: Annotated[bool, typer.Option("--all", help="Also those that left long ago.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the workers that are there, and those that left within the last hour."""
+    with connect(ctx) as client:
+        page = client.workers(all=all)
+    show.print_page(page, show.WORKERS, as_json=as_json)
+
+
+@app.command("show", epilog=example(f"interlock worker show {_ID}"))
+def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) -> None:
+    """Show a worker and everything that happened to it."""
+    with connect(ctx) as client:
+        found = client.worker(worker_id)
+    if as_json:
+        show.print_json(found)
+        return
+    out = show.console()
+    out.print(
+        show.facts(
+            worker=found.id, name=visible(found.name), status=show.word(found.status),
+            reason=visible(found.reason or ""),
+            host=visible(found.host or ""), pid=str(found.pid or ""), runs=f"{found.holds}/{found.capacity}",
+            labels=visible(", ".join(found.labels)), job=found.job_id, heartbeat=show.moment(found.heartbeat_at),
+        )
+    )  # fmt: skip
+    out.print(show.table(found.state_history or [], show.HISTORY))
+
+
+@app.command(epilog=example("interlock worker create --label gpu --start"))
+def create(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Option(help="What it is called.")] = None,
+    concurrency: Concurrency = None,
+    label: Labels = None,
+    tenant: Tenants = None,
+    workspace: Annotated[str | None, typer.Option(help="The workspace it is noted under.")] = None,
+    host: Annotated[str | None, typer.Option(help="Only on this host.")] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start its process at once.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask for a worker; its process is started on a host with a supervisor."""
+    with connect(ctx) as client:
+        made = client.create_worker(
+            name=name, workspace_id=workspace, host=host, labels=label or ("default",), tenants=tenant,
+            concurrency=concurrency,
+        )  # fmt: skip
+        made = client.start_worker(made.id) if start else made
+    show.print_view(made, lambda: show.table([made], show.WORKERS), as_json=as_json)
+
+
+@app.command(epilog=example(f"interlock worker start {_ID}"))
+def start(ctx: typer.Context, worker_id: WorkerId, request_id: RequestId = None, as_json: Json = False) -> None:
+    """Start the process of a worker that was created."""
+    with connect(ctx) as client:
+        found = client.start_worker(worker_id, request_id=request_id)
+    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+
+
+@app.command(epilog=example(f'interlock worker pause {_ID} --reason "memory test"'))
+def pause(
+    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+) -> None:
+    """Let a worker finish the steps that it is at, and take no more."""
+    with connect(ctx) as client:
+        found = client.pause_worker(worker_id, reason=reason, request_id=request_id)
+    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+
+
+@app.command(epilog=example(f"interlock worker resume {_ID}"))
+def resume(
+    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+) -> None:
+    """Let a paused worker go on."""
+    with connect(ctx) as client:
+        found = client.resume_worker(worker_id, reason=reason, request_id=request_id)
+    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+
+
+@app.command(epilog=example(f'interlock worker terminate {_ID} --reason "stuck"'))
+def terminate(
+    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+) -> None:
+    """End a worker at once; its runs go to others."""
+    with connect(ctx) as client:
+        found = client.terminate_worker(worker_id, reason=reason, request_id=request_id)
+    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+
+
+@app.command(epilog=example(f"interlock worker logs {_ID} --follow"))
+def logs(
+    ctx: typer.Context,
+    worker_id: WorkerId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it writes.")] = False,
+    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 200,
+) -> None:
+    """Print what a worker of a supervisor on this machine wrote; of others, say where that is."""
+    out = show.console()
+    with _log_of(ctx, worker_id).open(errors="replace") as file:
+        for line in file.readlines()[-lines:]:
+            out.print(visible(line.rstrip("\n")))
+        while follow:
+            if line := file.readline():
+                out.print(visible(line.rstrip("\n")))
+            else:
+                time.sleep(_FOLLOW_SECONDS)
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    file.seek(0)  # it had grown too long and begins anew
+
+
+def _log_of(ctx: typer.Context, worker_id: str) -> Path:
+    """In our own data directory, which needs no server; else where the server says, if that is on this machine."""
+    ours = read_settings().data_dir / "logs" / f"worker-{worker_id}.log"
+    if ours.exists():
+        return ours
+    with connect(ctx) as client:
+        found = client.worker(worker_id)
+    host = found.host or "its host"
+    if found.log is None and found.pid is None:
+        raise typer.TyperException(f"worker {found.name} has no log yet: its process was not started")
+    if found.log is None:
+        raise typer.TyperException(
+            f"worker {found.name} was started by hand on {host}, process {found.pid}: its log is what it prints there"
+        )
+    if not (there := Path(found.log)).exists():
+        raise typer.TyperException(
+            f"the log of worker {found.name} is not on this machine: it is on {host}, in {there}"
+        )
+    return there

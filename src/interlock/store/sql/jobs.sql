@@ -1,0 +1,211 @@
+-- Jobs: batches of runs with workers reserved for them.
+
+-- name: insert_job
+-- moves: job -create-> submitted
+WITH made AS (
+  INSERT INTO job (id, tenant_id, workspace_id, parent_job_id, depth, task_description, workflow, workflow_version, inputs,
+                   total, worker_count, status, requested_by, requester, deadline_at, created_at)
+  VALUES ($2, $3, $4, $5, $6, $7, $8, $9, $10::text::jsonb, $11, $12, 'submitted', $13, $14::text::jsonb,
+          coalesce($1, now()) + make_interval(secs => $15), coalesce($1, now()))
+  ON CONFLICT (id) DO NOTHING
+  RETURNING *
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, event, to_state, actor)
+  SELECT id, 1, 'job', created_at, 'job_created', 'create', status, requested_by FROM made
+)
+SELECT * FROM made;
+
+-- name: get_job
+SELECT * FROM job WHERE tenant_id = $1 AND id = $2;
+
+-- name: lock_job
+SELECT *, coalesce($1, now()) AS now FROM job WHERE id = $2 FOR NO KEY UPDATE;
+
+-- name: list_jobs
+SELECT * FROM job
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($3::text IS NULL OR status = $3)
+   AND ($4::text IS NULL OR workspace_id = $4) AND ($5::uuid IS NULL OR parent_job_id = $5)
+ ORDER BY id DESC LIMIT $6;
+
+-- name: tree_of
+-- A job and all below it, each after its parent.
+WITH RECURSIVE tree AS (
+  SELECT id FROM job WHERE id = $1
+  UNION ALL
+  SELECT job.id FROM job JOIN tree ON job.parent_job_id = tree.id
+)
+SELECT job.* FROM job WHERE id IN (SELECT id FROM tree) ORDER BY depth, id;
+
+-- name: lock_open_tree
+-- Parents before children. A child that was submitted while this waited for its parent is seen by the next look.
+WITH RECURSIVE tree AS (
+  SELECT id FROM job WHERE id = $1
+  UNION ALL
+  SELECT job.id FROM job JOIN tree ON job.parent_job_id = tree.id
+)
+SELECT id, status, workflow FROM job WHERE id IN (SELECT id FROM tree) AND completed_at IS NULL ORDER BY depth, id
+   FOR NO KEY UPDATE;
+
+-- name: move_jobs
+-- moves: job * -> *
+-- Several at once, each locked by an earlier statement and with its line of history.
+WITH asked AS (
+  SELECT * FROM unnest($2::uuid[], $3::text[], $4::text[]) AS a (id, from_state, reason)
+), moved AS (
+  UPDATE job
+     SET status = $5, reason = asked.reason,
+         started_at = CASE WHEN $8 THEN coalesce($1, now()) ELSE started_at END,
+         completed_at = CASE WHEN $9 THEN coalesce($1, now()) END,
+         done = coalesce($10, done)
+    FROM asked WHERE job.id = asked.id AND job.status = asked.from_state
+  RETURNING job.*, asked.from_state
+), before AS (
+  SELECT subject_id, max(seq) AS seq, max(at) FILTER (WHERE event IS NOT NULL) AS at
+    FROM history WHERE subject_id = ANY($2::uuid[]) GROUP BY subject_id
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
+  SELECT moved.id, coalesce(before.seq, 0) + 1, 'job', coalesce($1, now()), CASE WHEN $9 THEN 'job_completed' ELSE
+         'job_transition' END, moved.from_state, $6, $5, $7, moved.reason,
+         jsonb_build_object('done', moved.done, 'total', moved.total)
+    FROM moved LEFT JOIN before ON before.subject_id = moved.id
+)
+SELECT moved.*, extract(epoch FROM coalesce($1, now()) - before.at)::float8 AS seconds_before,
+       pg_notify('interlock_run', moved.id::text)::text
+  FROM moved LEFT JOIN before ON before.subject_id = moved.id;
+
+-- name: note_progress
+WITH changed AS (
+  UPDATE job SET done = $3 WHERE id = $2 AND status = 'running' AND done < $3 RETURNING id, total
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
+  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'job', coalesce($1, now()),
+         'job_progress', 'system:jobs', jsonb_build_object('done', $3, 'total', total, 'succeeded', $4::int)
+    FROM changed
+)
+SELECT pg_notify('interlock_run', id::text)::text FROM changed;
+
+-- name: progress_of
+-- How the runs of these jobs stand; those that they started in their turn are not counted.
+SELECT job_id, status, count(*)::int AS runs FROM run
+ WHERE job_id = ANY($1::uuid[]) AND parent_run_id IS NULL
+ GROUP BY job_id, status;
+
+-- name: count_jobs_by_status
+SELECT status, count(*) FROM job WHERE completed_at IS NULL GROUP BY status;
+
+-- name: workers_of
+SELECT id, name, job_id FROM worker WHERE job_id = ANY($1::uuid[]) ORDER BY id;
+
+-- ---------------------------------------------------------------- tending
+
+-- name: jobs_are_open
+SELECT EXISTS (SELECT FROM job WHERE completed_at IS NULL)
+    OR EXISTS (SELECT FROM lane JOIN job ON job.id = lane.side_id WHERE side_of IS NOT NULL);
+
+-- name: running_jobs
+-- What each of them needs: its runs, its children, its workers.
+SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, runs.done, runs.well, runs.moving,
+       children.open AS open_children, children.unwell AS unwell_children,
+       (SELECT count(*) FROM worker WHERE worker.job_id = job.id)::int AS workers
+  FROM job
+ CROSS JOIN LATERAL (
+   SELECT count(run.completed_at) FILTER (WHERE run.parent_run_id IS NULL)::int AS done,
+          count(*) FILTER (WHERE run.status = 'succeeded' AND run.parent_run_id IS NULL)::int AS well,
+          count(*) FILTER (WHERE run.status IN ('pending', 'running', 'canceling'))::int AS moving
+     FROM run WHERE run.job_id = job.id
+ ) AS runs
+ CROSS JOIN LATERAL (
+   SELECT count(*) FILTER (WHERE child.completed_at IS NULL)::int AS open,
+          count(*) FILTER (WHERE child.status IN ('failed', 'canceled'))::int AS unwell
+     FROM job AS child WHERE child.parent_job_id = job.id
+ ) AS children
+ WHERE job.status = 'running' AND ($1::uuid IS NULL OR job.id = $1)
+ ORDER BY job.id;
+
+-- name: overdue_jobs
+SELECT id, tenant_id FROM job WHERE completed_at IS NULL AND deadline_at <= coalesce($1, now()) ORDER BY id LIMIT 100;
+
+-- name: one_allocator
+-- Reservations are made one after the other: two at once could each have half of what both need.
+SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
+
+-- name: next_pending_job
+-- The fairest: of the tenant with the fewest reserved workers for its weight; deeper ones first, since their parents wait
+-- for them; then the oldest. It is not passed over because a later one needs less, or it would wait for ever; only one
+-- that needs more workers than there are stands in nobody's way.
+SELECT job.id, job.tenant_id, job.workflow, job.workflow_version, job.worker_count, pool.free
+  FROM job
+  JOIN lane AS home ON home.id = job.tenant_id
+ CROSS JOIN LATERAL (
+   SELECT count(*)::int AS workers, count(*) FILTER (WHERE worker.job_id IS NULL AND worker.status = 'running')::int AS free
+     FROM worker
+    WHERE worker.stopped_at IS NULL AND worker.pid IS NOT NULL AND 'default' = ANY(worker.labels)
+      AND (worker.tenants IS NULL OR job.tenant_id = ANY(worker.tenants))
+ ) AS pool
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS workers FROM worker JOIN job AS other ON other.id = worker.job_id
+    WHERE other.tenant_id = job.tenant_id
+ ) AS reserved
+ WHERE job.status = 'pending' AND pool.workers >= job.worker_count
+ ORDER BY reserved.workers / home.weight, job.depth DESC, job.id
+ LIMIT 1;
+
+-- name: add_job_lane
+INSERT INTO lane (side_id, side_of, pool, weight)
+SELECT $1, tenant_id, $1::uuid::text, weight FROM lane WHERE tenant_id = $2
+ON CONFLICT DO NOTHING;
+
+-- name: reserve_workers
+-- Idle ones first. Each is told, and each has it in its history: that is how two jobs of one worker would be found.
+WITH free AS MATERIALIZED (
+  SELECT id FROM worker
+   WHERE stopped_at IS NULL AND status = 'running' AND pid IS NOT NULL AND job_id IS NULL AND 'default' = ANY(labels)
+     AND (tenants IS NULL OR $4 = ANY(tenants))
+     AND heartbeat_at > coalesce($1, now()) - make_interval(secs => lease_seconds)
+   ORDER BY (SELECT count(*) FROM run WHERE lease_worker = worker.id), id
+   LIMIT $3
+     FOR NO KEY UPDATE
+), reserved AS (
+  UPDATE worker SET job_id = $2 FROM free WHERE worker.id = free.id AND worker.job_id IS NULL RETURNING worker.id
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
+  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
+         'worker_reserved', 'system:jobs', jsonb_build_object('job_id', $2)
+    FROM reserved
+)
+SELECT id, pg_notify('interlock_worker', id::text)::text FROM reserved;
+
+-- name: release_workers
+WITH released AS (
+  UPDATE worker SET job_id = NULL FROM worker AS before
+   WHERE worker.job_id = ANY($2::uuid[]) AND before.id = worker.id
+  RETURNING worker.id, before.job_id
+), noted AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
+  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
+         'worker_released', 'system:jobs', jsonb_build_object('job_id', job_id)
+    FROM released
+)
+SELECT id, pg_notify('interlock_worker', id::text)::text FROM released;
+
+-- name: open_job_lanes
+-- Of jobs that ended: what is left in them (runs that are being canceled) is for every worker.
+UPDATE lane
+   SET pool = 'default', vtime = coalesce(turn_in('default'), vtime)
+ WHERE id = ANY($1::uuid[])
+RETURNING id, pg_notify('interlock_ready', '')::text;
+
+-- name: runs_of_ended_jobs
+SELECT run.tenant_id, run.id, job.reason FROM lane
+  JOIN job ON job.id = lane.side_id AND job.completed_at IS NOT NULL
+  JOIN run ON run.job_id = job.id AND run.status = ANY('{pending,running,waiting_approval,waiting_external}') AND run.inbox = 0
+ WHERE lane.side_of IS NOT NULL
+ LIMIT $1;
+
+-- name: drop_job_lanes
+-- When nothing can come into them any more.
+DELETE FROM lane USING job
+ WHERE lane.side_of IS NOT NULL AND job.id = lane.side_id AND job.completed_at IS NOT NULL AND lane.in_flight = 0
+   AND NOT EXISTS (SELECT FROM run WHERE run.job_id = job.id
+                    AND run.status = ANY('{pending,running,waiting_approval,waiting_external,canceling}'))
+RETURNING lane.id;

@@ -1,0 +1,226 @@
+"""The supervisor with real processes: what is wished for is there, what was ended is gone, and nothing is left over."""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock.engine import jobs, leases
+from interlock.settings import Settings
+from interlock.worker import supervisor as module
+from interlock.worker.supervisor import Supervisor, log_path
+from tests.rig import Rig
+from tests.supervised.conftest import until
+
+SLEEPY = """
+import asyncio, os
+from interlock import tool
+
+@tool("t.sleep")
+async def sleep(seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return os.getpid()
+"""
+WORKFLOW = '{name: sleep, steps: [{id: a, tool: t.sleep, input: {seconds: "${input.seconds}"}}]}'
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    base = Path(tempfile.mkdtemp(prefix="interlock-supervised-"))
+    yield base
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def settings(base: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    (base / "sleepy.py").write_text(SLEEPY)
+    given = {"lease_seconds": 5, "poll_seconds": 0.2, "data_dir": base / "data", "tools": base / "sleepy.py"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"INTERLOCK_{name.upper()}", str(value))
+    return Settings()
+
+
+@asynccontextmanager
+async def supervised(rig: Rig, wished: int, **more: Any) -> AsyncIterator[Supervisor]:
+    stop = asyncio.Event()
+    supervisor = Supervisor(rig.database, rig.settings, rig.database.url, wished=wished, **more)
+    task = asyncio.create_task(supervisor.run(stop))
+    try:
+        yield supervisor
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 30)
+
+
+async def working(rig: Rig, number: int, seconds: float = 40) -> list[Any]:
+    """So many workers with a process."""
+
+    async def there() -> list[Any]:
+        rows = await rig.sql("SELECT * FROM worker WHERE status = 'running' AND pid IS NOT NULL ORDER BY id")
+        return rows if len(rows) == number else []
+
+    found: list[Any] = await until(there, seconds)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_left(rig: Rig) -> None:
+    """One story, because processes take their time: a supervisor with two workers."""
+    await rig.apply(WORKFLOW)
+    http = rig.http()
+    async with supervised(rig, 2):
+        first, second = await working(rig, 2)
+        assert (await http.get("/api/supervisor")).json()["items"][0]["workers"] == 2
+
+        # A step of ten minutes, and its worker is terminated: within three seconds another one has it.
+        run_id = await rig.start("sleep", {"seconds": 600})
+
+        async def holder() -> Any:
+            (run,) = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+            return run["lease_worker"]
+
+        holds = await until(holder)
+        began = time.monotonic()
+        answer = await http.post(f"/api/supervisor/workers/{holds}/terminate", json={"reason": "stuck"})
+        assert answer.json()["status"] == "terminated"
+
+        async def elsewhere() -> bool:
+            return await holder() not in (None, holds)
+
+        await until(elsewhere, 3)
+        assert time.monotonic() - began < 3
+        pid = next(row["pid"] for row in (first, second) if row["id"] == holds)
+        await until(lambda: _gone(pid), 5)
+        await rig.cancel(run_id)
+
+        # A crash: the worker has failed, and there is a new one.
+        survivor = next(row for row in (first, second) if row["id"] != holds)
+        await working(rig, 2)
+        os.kill(survivor["pid"], signal.SIGKILL)
+
+        async def failed() -> bool:
+            (row,) = await rig.sql("SELECT status, reason FROM worker WHERE id = $1", survivor["id"])
+            return (row["status"], row["reason"]) == ("failed", "killed by signal 9")
+
+        await until(failed, 5)
+        third, fourth = await working(rig, 2)
+        assert len({third["id"], fourth["id"]} & {first["id"], second["id"]}) == 0
+        assert log_path(rig.settings.data_dir, third["id"]).exists()
+
+        last = await working(rig, 2)
+    for row in await rig.sql("SELECT pid FROM worker WHERE pid IS NOT NULL"):
+        assert not is_alive(row["pid"])
+    assert {await _status(rig, row["id"]) for row in last} == {"completed"}
+    (row,) = await rig.sql("SELECT stopped_at FROM supervisor")
+    assert row["stopped_at"] is not None
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_stands_still_is_lost_ended_and_replaced(rig: Rig) -> None:
+    async with supervised(rig, 1):
+        (first,) = await working(rig, 1)
+        os.kill(first["pid"], signal.SIGSTOP)
+
+        async def lost() -> bool:
+            await leases.reclaim_lost(rig.database)
+            return await _status(rig, first["id"]) == "terminated"
+
+        await until(lost, 20)
+        await until(lambda: _gone(first["pid"]), 10)
+        (second,) = await working(rig, 1)
+        assert second["id"] != first["id"]
+
+
+async def _status(rig: Rig, worker_id: Any) -> str:
+    (row,) = await rig.sql("SELECT status FROM worker WHERE id = $1", worker_id)
+    return str(row["status"])
+
+
+async def _gone(pid: int) -> bool:
+    return not is_alive(pid)
+
+
+async def test_a_worker_that_was_asked_for_gets_a_process_and_obeys(rig: Rig) -> None:
+    """The two integration tests of a worker's life, with a real process behind it; then a job on it."""
+    http = rig.http()
+    await rig.apply(WORKFLOW)
+    async with supervised(rig, 0):
+        made = await http.post("/api/workers", json={"workspace_id": "ws_test"})
+        worker_id = made.json()["id"]
+
+        async def supervisor() -> bool:
+            return bool((await http.get("/api/supervisor")).json()["items"])
+
+        await until(supervisor)
+        started = await http.post(f"/api/workers/{worker_id}/start")
+        assert started.json()["status"] == "running"
+        paused = await http.post(f"/api/supervisor/workers/{worker_id}/pause", json={"reason": "Test pause"})
+        assert (paused.status_code, paused.json()["status"]) == (200, "paused")
+
+        async def has_process() -> Any:
+            return (await http.get(f"/api/workers/{worker_id}")).json()["pid"]
+
+        pid = await until(has_process, 30)
+        assert is_alive(pid)
+        run_id = await rig.start("sleep", {"seconds": 0})
+        body = {"request_id": "req_abc123"}
+        first = await http.post(f"/api/supervisor/workers/{worker_id}/resume", json=body)
+        second = await http.post(f"/api/supervisor/workers/{worker_id}/resume", json=body)
+        assert (first.status_code, first.content) == (200, second.content)
+        run = await rig.until(run_id)
+        assert (run["status"], run["step"]["a"]["output"]) == ("succeeded", pid)
+
+        submitted = await http.post(
+            "/api/jobs", json={"task_description": "t", "workflow": "sleep", "inputs": [{"seconds": 0}] * 3}
+        )
+
+        async def completed() -> bool:
+            await jobs.tend(rig.database, rig.plans)
+            return (await http.get(f"/api/jobs/{submitted.json()['id']}")).json()["status"] == "completed"
+
+        await until(completed)
+        await http.post(f"/api/supervisor/workers/{worker_id}/terminate")
+        await until(lambda: _gone(pid), 5)
+        # It was asked for, and then it was asked to end: there is no other in its place.
+        assert await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL") == []
+
+
+async def test_a_crash_loop_is_ended_and_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CRASHES", 3)
+    monkeypatch.setattr(module, "_LONGEST_DELAY", 0.01)
+
+    async def spawn(self: Supervisor, worker_id: Any, output: Any) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", "echo 'no module named shop' >&2; exit 3", stdout=output, stderr=output
+        )
+
+    monkeypatch.setattr(Supervisor, "_spawn", spawn)
+    async with supervised(rig, 1) as supervisor:
+
+        async def gave_up() -> Any:
+            items = (await rig.http().get("/api/supervisor")).json()["items"]
+            return items and items[0]["reason"]
+
+        why = await until(gave_up)
+        assert why == (
+            "crash loop: 3 processes ended soon after their start, the last exited with code 3: no module named shop"
+        )
+        assert supervisor.slots[0].process is None
+        rows = await rig.sql("SELECT status, reason FROM worker")
+        assert [row["status"] for row in rows] == ["failed"] * 3
+        assert {row["reason"] for row in rows} == {"exited with code 3: no module named shop"}
