@@ -43,7 +43,7 @@ class Browsers:
     async def page(self, **options: Any) -> Any:
         context = await self._browser.new_context(**options)
         page = await context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(30_000)
         page.on("request", lambda request: self._asked(request.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: self._said(said))

@@ -21,13 +21,13 @@ steps:
 
 
 async def held(site: Site, *charges: str) -> list[Any]:
-    """Refunds that wait for somebody."""
+    """Refunds that wait for somebody, asked for one after the other."""
     asker = await site.rig.person("asker", Role.OPERATOR)
     await site.rig.apply(REFUND)
-    given = [{"charge": charge, "amount": 120, "note": SCRIPT} for charge in charges]
-    ids = [await site.rig.start("refund", each, asker) for each in given]
-    for run_id in ids:
-        await site.rig.until(run_id, "waiting_approval")
+    ids = []
+    for charge in charges:
+        ids.append(await site.rig.start("refund", {"charge": charge, "amount": 120, "note": SCRIPT}, asker))
+        await site.rig.until(ids[-1], "waiting_approval")
     return ids
 
 
@@ -146,6 +146,24 @@ async def test_a_conversation_with_an_interrupt(site: Site) -> None:
         assert await page.locator("main script").count() == 0
 
 
+async def test_a_worker_is_paused(site: Site) -> None:
+    open_shop(site.rig)
+    async with site.rig.worker() as worker:
+        page = await site.visit("/workers")
+        row = page.locator(f"#worker-{worker.me.id}")
+        await row.get_by_role("button", name="Pause").click()
+        await page.get_by_role("status").wait_for()
+        await row.locator(".state.warn").wait_for()
+        await row.get_by_role("button", name="Resume").click()
+        await row.locator(".state.busy").wait_for()
+        guest = await site.visit("/workers", key=await site.rig.key("guest", Role.VIEWER))
+        await guest.locator(f"#worker-{worker.me.id}").wait_for()
+        assert await guest.get_by_role("button", name="Pause").count() == 0
+        csrf = await guest.locator(".me [name=csrf]").get_attribute("value")
+        asked = f"{site.address}/workers/{worker.me.id}/terminate"
+        assert (await guest.request.post(asked, form={"csrf": csrf}, max_redirects=0)).status == 403
+
+
 async def test_keys_are_enough(site: Site) -> None:
     done = open_shop(site.rig)
     async with site.rig.worker():
@@ -223,7 +241,9 @@ async def test_another_tenant_sees_nothing(site: Site) -> None:
         await page.get_by_text("Nothing waits for you").wait_for()
         await page.goto(f"{site.address}/runs")
         await page.get_by_text("No runs yet").wait_for()
-        [asked] = await site.rig.database.fetch("list_approvals", site.rig.admin.tenant_id, None, None, run_id, 5, None)
+        [asked] = await site.rig.database.fetch(
+            "list_approvals", site.rig.admin.tenant_id, None, None, run_id, 5, None, None
+        )
         for path in (f"/runs/{run_id}", f"/approvals/{asked['id']}", f"/live/run/{run_id}", f"/runs/{run_id}/evidence"):
             answer = await page.request.get(site.address + path)
             assert answer.status == 404, path
@@ -259,7 +279,16 @@ async def test_no_serious_finding(site: Site) -> None:
         [run_id] = await held(site, "ch_1")
         for scheme in ("light", "dark"):
             page = await site.visit(color_scheme=scheme)
-            for path in ("/signin", "/inbox", "/runs", f"/runs/{run_id}", "/runs?status=failed", "/sessions"):
+            for path in (
+                "/signin",
+                "/inbox",
+                "/runs",
+                f"/runs/{run_id}",
+                "/runs?status=failed",
+                "/sessions",
+                "/workers",
+                "/jobs",
+            ):
                 await page.goto(site.address + path)
                 assert await findings(page) == [], f"{path}, {scheme}"
 

@@ -43,7 +43,15 @@ async def _sessions(found: Services, visit: Visitor) -> Any:
     return await found.database.value("pulse_of_sessions", visit.who.tenant_id)
 
 
-LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs, "sessions": _sessions}
+async def _workers(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_workers")
+
+
+async def _jobs(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_jobs", visit.who.tenant_id)
+
+
+LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs, "sessions": _sessions, "workers": _workers, "jobs": _jobs}
 
 
 @router.get("/live/{topic}")

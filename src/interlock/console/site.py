@@ -7,13 +7,13 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
-from interlock.console import approvals, live, runs, sessions, signin
+from interlock.console import approvals, jobs, live, runs, sessions, signin, workers
 from interlock.console.page import SignedOut, flash, menu, plain
 from interlock.errors import Problem
 
 _STATIC = Path(__file__).parent / "static"
 
-PAGES = (signin, approvals, runs, sessions, live)
+PAGES = (signin, approvals, runs, sessions, jobs, workers, live)
 
 
 def mount(app: FastAPI) -> None:

@@ -8,16 +8,16 @@ from uuid import UUID
 import orjson
 from markupsafe import Markup, escape
 
-from interlock.lifecycle import APPROVAL, RECEIPT, RUN, STEP, WORKER
+from interlock.lifecycle import APPROVAL, JOB, RECEIPT, RUN, STEP, WORKER
 
 # Which colour a state has: by what it asks of whoever looks at it.
 _TONE = {
     "pending": "quiet", "running": "busy", "waiting_approval": "ask", "waiting_external": "wait", "canceling": "warn",
     "succeeded": "good", "failed": "bad", "canceled": "quiet", "skipped": "quiet", "requested": "ask",
     "approved": "good", "rejected": "bad", "expired": "warn", "idle": "quiet", "paused": "warn", "completed": "good",
-    "terminated": "quiet", "in_doubt": "warn", "processing": "busy", "active": "busy",
+    "terminated": "quiet", "in_doubt": "warn", "processing": "busy", "active": "busy", "submitted": "quiet",
 }  # fmt: skip
-_MEANS = {str(state): state.doc for machine in (RUN, STEP, APPROVAL, RECEIPT, WORKER) for state in machine.states}
+_MEANS = {str(state): state.doc for machine in (JOB, WORKER, RECEIPT, APPROVAL, STEP, RUN) for state in machine.states}
 
 
 def state(name: str | None) -> Markup:

@@ -139,7 +139,6 @@ function act(key) {
   const reason = form.querySelector("[name=reason]");
   if (key === "r" && !reason.value) {
     reason.focus(); // a no comes with a reason; Enter sends it
-    form.dataset.says = "r";
     return true;
   }
   form.requestSubmit(button);
@@ -148,12 +147,6 @@ function act(key) {
 
 addEventListener("keydown", (event) => {
   const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
-  if (typing && event.key === "Enter" && typing.matches(".decide [name=reason]")) {
-    event.preventDefault();
-    const form = typing.form;
-    form.requestSubmit(form.querySelector(`[data-key="${form.dataset.says === "r" ? "r" : "a"}"]`));
-    return;
-  }
   if (typing && event.key === "Escape") typing.blur();
   if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
   const wasGoing = Date.now() - going < 1200;

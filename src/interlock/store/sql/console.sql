@@ -147,3 +147,18 @@ SELECT messages, runs, active.id AS run_id, active.status,
          WHERE approval.run_id = active.id) AS votes
   FROM session LEFT JOIN run AS active ON active.session_id = session.id AND active.completed_at IS NULL
  WHERE session.id = $1;
+
+-- name: held_by
+SELECT id, workflow, status, created_at FROM run
+ WHERE lease_worker = $1 AND tenant_id = $2 AND ($3::text IS NULL OR workspace_id = $3) ORDER BY id LIMIT 100;
+
+-- name: pulse_of_workers
+SELECT md5(string_agg(concat_ws(' ', id, status, job_id, (SELECT count(*) FROM run WHERE lease_worker = worker.id)), ',')) FROM (
+  SELECT id, status, job_id FROM worker
+   WHERE stopped_at IS NULL OR stopped_at > now() - interval '1 hour' ORDER BY id DESC LIMIT 500
+) AS worker;
+
+-- name: pulse_of_jobs
+SELECT md5(string_agg(concat_ws(' ', id, status, (SELECT max(seq) FROM history WHERE subject_id = job.id)), ',')) FROM (
+  SELECT id, status FROM job WHERE tenant_id = $1 ORDER BY id DESC LIMIT 100
+) AS job;
