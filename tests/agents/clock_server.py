@@ -5,10 +5,13 @@ Over its standard input and output, or with a port as its argument over HTTP.
 
 import os
 import sys
+from typing import Any
 
+import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
+from starlette.responses import PlainTextResponse
 
 server = MCPServer("clock")
 
@@ -26,7 +29,21 @@ def stop(reason: str) -> str:
     raise ToolError(f"cannot: {reason}")
 
 
+def guarded(app: Any) -> Any:
+    """Only for those who have the token CLOCK_TOKEN, if there is one."""
+    wanted = f"Bearer {os.environ['CLOCK_TOKEN']}".encode() if "CLOCK_TOKEN" in os.environ else None
+
+    async def guard(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and wanted and dict(scope["headers"]).get(b"authorization") != wanted:
+            await PlainTextResponse("who are you?", 401)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return guard
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", port=int(sys.argv[1]))
-    server.run("stdio")
+        uvicorn.run(guarded(server.streamable_http_app()), port=int(sys.argv[1]), log_level="critical")
+    else:
+        server.run("stdio")

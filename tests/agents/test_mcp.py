@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from asyncio.subprocess import DEVNULL
@@ -98,7 +99,9 @@ async def over_http() -> AsyncIterator[str]:
     """The clock as a process that serves HTTP, and its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(sys.executable, clock_server.__file__, str(port), stderr=DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, clock_server.__file__, str(port), stderr=DEVNULL, env=os.environ | {"CLOCK_TOKEN": "sesame"}
+    )
     async with asyncio.timeout(30):
         while True:
             try:
@@ -115,8 +118,14 @@ async def test_a_server_over_http_is_held_called_and_found_again(
     talk: Talk, over_http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
-    added = await asyncio.to_thread(run_command, "tools", "add-mcp", "clock", "--url", over_http, "--json")
+    add = ("tools", "add-mcp", "clock", "--url", over_http, "--json")
+    refused = await asyncio.to_thread(run_command, *add)
+    unset = await asyncio.to_thread(run_command, *add, "--token-env", "MY_TOKEN")
+    assert (refused.exit_code, unset.exit_code) == (1, 1) and "MY_TOKEN" in unset.stderr
+    monkeypatch.setenv("MY_TOKEN", "sesame")
+    added = await asyncio.to_thread(run_command, *add, "--token-env", "MY_TOKEN")
     assert added.exit_code == 0, added.stderr
+    assert "sesame" not in (tmp_path / "mcp.json").read_text()
     load_mcp(tmp_path / "mcp.json", talk.rig.tools)
     await talk.http.put("/api/policy", content=POLICY)
     approver = Talk(talk.rig, talk.rig.http(await talk.rig.key("ann", "approver")))

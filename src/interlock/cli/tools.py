@@ -46,7 +46,7 @@ def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
     "add-mcp",
     epilog=example(
         "interlock tools add-mcp files -- npx -y @acme/files-mcp /srv/files",
-        "interlock tools add-mcp tickets --url https://tickets.example/mcp --trust",
+        "interlock tools add-mcp tickets --url https://tickets.example/mcp --token-env TICKETS_TOKEN --trust",
     ),
 )
 def add_mcp(
@@ -55,6 +55,9 @@ def add_mcp(
     url: Annotated[str | None, typer.Option(help="Where it is, if it speaks streamable HTTP.")] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="VARIABLE", help="A variable that the command is given; repeatable.")
+    ] = None,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The variable with the token that the address asks for.")
     ] = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -65,7 +68,12 @@ def add_mcp(
     check_server_name(name)
     if bool(command) == bool(url):
         raise typer.BadParameter("give an address, or a command after --", param_hint="--url / COMMAND")
-    _accept(Server(name, tuple(command or ()), url, tuple(env or ()), trust), as_json=as_json)
+    if env and url:
+        raise typer.BadParameter("an address is given no variables; its token is --token-env", param_hint="--env")
+    if token_env and not url:
+        raise typer.BadParameter("only an address has a token; a command gets it with --env", param_hint="--token-env")
+    server = Server(name, tuple(command or ()), url, tuple(env or ()), trust, token_env=token_env)
+    _accept(server, as_json=as_json)
 
 
 @app.command("accept-mcp", epilog=example("interlock tools accept-mcp files"))

@@ -9,12 +9,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 from pydantic import BaseModel
 
@@ -34,7 +35,10 @@ class _Anything(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where an MCP server is: a command to start, or an address. `env` names the variables that a command is given."""
+    """Where an MCP server is: a command to start, or an address.
+
+    `env` names the variables that a command is given, `token_env` the one with the token that an address asks for.
+    """
 
     name: str
     command: tuple[str, ...] = ()
@@ -43,10 +47,15 @@ class Server:
     trusted: bool = False
     # What was accepted, by the server's own name of each tool.
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    token_env: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"url": self.url} if self.url else {"command": list(self.command)}
-        return place | {"env": list(self.env), "trusted": self.trusted, "tools": dict(self.tools)}
+        place: dict[str, Any] = (
+            {"url": self.url, "token_env": self.token_env}
+            if self.url
+            else {"command": list(self.command), "env": list(self.env)}
+        )
+        return place | {"trusted": self.trusted, "tools": dict(self.tools)}
 
 
 def read_servers(path: Path) -> dict[str, Server]:
@@ -55,7 +64,7 @@ def read_servers(path: Path) -> dict[str, Server]:
         return {
             name: Server(
                 name, tuple(about.get("command", ())), about.get("url"), tuple(about.get("env", ())),
-                bool(about.get("trusted", False)), about["tools"],
+                bool(about.get("trusted", False)), about["tools"], about.get("token_env"),
             )
             for name, about in found.items()
         }  # fmt: skip
@@ -223,9 +232,12 @@ class Connection:
             opened.set_exception(Terminal("the mcp package is not installed; install interlock[mcp]"))
             return
         try:
-            async with Client(self._place()) as client:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(Client(await self._place(stack)))
                 opened.set_result(client)
                 await asyncio.get_running_loop().create_future()  # until it is dropped
+        except Terminal as error:
+            opened.set_exception(error)
         except Exception as error:
             if not opened.done():
                 opened.set_exception(Retryable(f"MCP server {self.server.name} is not there: {_line(error)}"))
@@ -235,14 +247,25 @@ class Connection:
             with suppress(asyncio.InvalidStateError):
                 opened.cancel()
 
-    def _place(self) -> Any:
+    async def _place(self, stack: AsyncExitStack) -> Any:
         from mcp import StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
 
+        if self.server.url is not None and self.server.token_env is not None:
+            headers = {"Authorization": f"Bearer {self._token(self.server.token_env)}"}
+            # A server may hold a stream open for as long as its tool takes. No redirects: the token is for this address.
+            http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_SECONDS, read=300.0))
+            return streamable_http_client(self.server.url, http_client=await stack.enter_async_context(http))
         if self.server.url is not None:
             return self.server.url
         env = {name: os.environ[name] for name in self.server.env if name in os.environ}
         command, *args = self.server.command
         return StdioServerParameters(command=command, args=args, env=env or None)
+
+    def _token(self, variable: str) -> str:
+        if token := os.environ.get(variable):
+            return token
+        raise Terminal(f"the environment variable {variable}, the token of MCP server {self.server.name}, is not set")
 
     def _drop(self) -> None:
         if self._keeping is not None:
