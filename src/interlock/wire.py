@@ -165,6 +165,8 @@ class Step(View):
     # How long its last attempt took.
     duration_ms: float | None = None
     needs: list[str] = []
+    # The label of the workers that may do it; null: any.
+    runs_on: str | None = None
 
     @property
     def retrying(self) -> bool:

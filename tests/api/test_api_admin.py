@@ -286,7 +286,7 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
     steps = {
         "id", "key", "index", "kind", "tool", "status", "attempt", "max_attempts", "next_run_at", "last_error",
         "idempotency_key", "output", "cost_usd", "started_at", "completed_at", "needs", "waits_for", "resumable",
-        "idempotent", "tokens", "duration_ms",
+        "idempotent", "tokens", "duration_ms", "runs_on",
     }  # fmt: skip
     shown = answers[1][1]
     assert names <= set(shown) and all(steps <= set(step) for step in shown["steps"])

@@ -95,6 +95,7 @@ def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
         "completed_at": fold.completed_at,
         "duration_ms": fold.duration_ms,
         "needs": list(fold.step.after),
+        "runs_on": fold.step.runs_on,
     }
 
 

@@ -232,7 +232,7 @@ RUNS: "Columns[Run]" = {
 
 STEPS: "Columns[Step]" = {
     "step": lambda step: visible(step.key),
-    "does": lambda step: visible(step.tool or step.kind),
+    "does": lambda step: visible(step.tool or step.kind) + (f" on {visible(step.runs_on)}" if step.runs_on else ""),
     "status": lambda step: Text("retrying", style="yellow") if step.retrying else word(step.status),
     "attempt": lambda step: f"{step.attempt}/{step.max_attempts}" if step.attempt else "",
     "took": lambda step: took(step.started_at, step.completed_at) if step.attempt or step.completed_at else "",
