@@ -7,13 +7,13 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
-from interlock.console import approvals, live, runs, signin
+from interlock.console import approvals, audit, live, policy, runs, schedules, signin, tools, usage, workflows
 from interlock.console.page import SignedOut, flash, menu, plain
 from interlock.errors import Problem
 
 _STATIC = Path(__file__).parent / "static"
 
-PAGES = (signin, approvals, runs, live)
+PAGES = (signin, approvals, runs, live, workflows, schedules, policy, tools, audit, usage)
 
 
 def mount(app: FastAPI) -> None:
