@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from interlock.console.words import tone
+from interlock.console.words import tone, took
 
 MINUTES = 60
 # Of both drawings: they are stretched to the width there is, so only proportions count.
@@ -44,9 +44,9 @@ class Minute:
 class Charts:
     minutes: list[Minute]
     bars: list[Bar]
-    # Marks of the axis of runs, and of that of durations in milliseconds, each from the top down.
+    # Marks of the axis of runs and of that of durations, each from the top down.
     runs_axis: list[int]
-    time_axis: list[float]
+    time_axis: list[str]
     half: list[str]
     most: list[str]
     times: list[str]
@@ -102,7 +102,7 @@ def _placed(minutes: list[Minute], all_buckets: Counter[int]) -> Charts:
         minutes=minutes,
         bars=[bar for number, minute in enumerate(minutes) for bar in _stack(number, minute, top)],
         runs_axis=[top, top // 2, 0] if top % 2 == 0 else [top, 0],
-        time_axis=[10.0**power for power in range(high, low - 1, -1)],
+        time_axis=[took(10.0**power).replace(".0 s", " s") for power in range(high, low - 1, -1)],
         half=_lines([minute.half_ms for minute in minutes], low, high),
         most=_lines([minute.most_ms for minute in minutes], low, high),
         times=[f"{minutes[number].at:%H:%M}" for number in (0, 15, 30, 45, MINUTES - 1)],

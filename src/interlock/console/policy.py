@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -70,7 +71,9 @@ async def show(request: Request, visit: Visit) -> Response:
     against = number_of(request.query_params.get("against"), "against", least=0, most=2**31 - 1)
     current = await _current(visit)
     if version is None:
-        return await _page(request, visit, current, Desk(current.text))
+        # A tool's page asks to have it tried.
+        wanted = {"tool": tool} if (tool := request.query_params.get("tool")) else {}
+        return await _page(request, visit, current, Desk(current.text, wanted))
     before = await _text_of(visit, version - 1 if against is None else against) if version or against else None
     text = await _text_of(visit, version)
     return await render(
@@ -169,9 +172,15 @@ async def _test(request: Request, visit: Visitor, current: Current, desk: Desk) 
 
 
 async def _backtest(request: Request, visit: Visitor, current: Current, desk: Desk) -> None:
-    desk.backtest = await backtested(visit.services, visit.who, _body(Backtest, policy=desk.text))
+    found = await backtested(visit.services, visit.who, _body(Backtest, policy=desk.text))
+    desk.backtest = found | {"changes": [change | {"brief": _brief(change["summary"])} for change in found["changes"]]}
     desk.changes = compare(current.text, desk.text)
     desk.tried = _proof(request, desk.text, current.version)
+
+
+def _brief(summary: str) -> str:
+    """Without the ids: where it was is told beside it."""
+    return re.sub(r":[0-9a-f-]{36}$", "", summary.partition(" in run ")[0])
 
 
 def _body(model: type[Body], **fields: Any) -> Body:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from interlock.api.services import Services, decode_cursor, encode_cursor
 from interlock.console import live
 from interlock.console.page import Said, Visit, Visitor, done, render
+from interlock.definition.workflow import is_name
 from interlock.engine import runs, schedules
 from interlock.engine.principal import Principal
 from interlock.errors import Invalid, Problem
@@ -81,11 +82,19 @@ def _new(said: dict[str, str]) -> NewSchedule:
         given = orjson.loads(said.get("input", "{}"))
     except orjson.JSONDecodeError as error:
         raise Invalid(f"the input is not JSON: {error}") from None
+    if not is_name(said.get("name", "").strip()):
+        raise Invalid(
+            f"a name has lower-case letters, digits, `_`, `.` and `-`, and begins with a letter; {_got(said)}"
+        )
     wanted = {name: said[name].strip() for name in ("name", "cron", "timezone", "workflow", "missed") if name in said}
     try:
         return NewSchedule.model_validate(wanted | {"input": given})
     except ValidationError as error:
         raise Invalid(explain(error)) from None
+
+
+def _got(said: dict[str, str]) -> str:
+    return f"not {said['name']!r}" if "name" in said else "it has none"
 
 
 # ---------------------------------------------------------------- one of them

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -40,7 +41,8 @@ class Parameter:
     name: str
     kind: str
     required: bool
-    default: Any
+    # As JSON.
+    default: str
     description: str
     secret: bool
 
@@ -95,11 +97,15 @@ def _parameters(tool: Tool) -> list[Parameter]:
     required, definitions = schema.get("required", []), schema.get("$defs", {})
     return [
         Parameter(
-            name, _kind(about, definitions), name in required, about.get("default"), about.get("description", ""),
-            name in tool.secret,
+            name, _kind(about, definitions), name in required, _json(about.get("default")),
+            about.get("description", ""), name in tool.secret,
         )
         for name, about in schema.get("properties", {}).items()
     ]  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str).decode()
 
 
 def _kind(about: dict[str, Any], definitions: dict[str, Any]) -> str:
