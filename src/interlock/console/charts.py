@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from interlock.console.words import tone, took
+from interlock.console.words import tone
 
 MINUTES = 60
 # Of both drawings: they are stretched to the width there is, so only proportions count.
@@ -102,7 +102,7 @@ def _placed(minutes: list[Minute], all_buckets: Counter[int]) -> Charts:
         minutes=minutes,
         bars=[bar for number, minute in enumerate(minutes) for bar in _stack(number, minute, top)],
         runs_axis=[top, top // 2, 0] if top % 2 == 0 else [top, 0],
-        time_axis=[took(10.0**power).replace(".0 s", " s") for power in range(high, low - 1, -1)],
+        time_axis=[_mark(power) for power in range(high, low - 1, -1)],
         half=_lines([minute.half_ms for minute in minutes], low, high),
         most=_lines([minute.most_ms for minute in minutes], low, high),
         times=[f"{minutes[number].at:%H:%M}" for number in (0, 15, 30, 45, MINUTES - 1)],
@@ -111,6 +111,10 @@ def _placed(minutes: list[Minute], all_buckets: Counter[int]) -> Charts:
         half_ms=quantile(all_buckets, 0.5),
         most_ms=quantile(all_buckets, 0.95),
     )
+
+
+def _mark(power: int) -> str:
+    return f"{10**power} ms" if power < 3 else f"{10 ** (power - 3):,} s"
 
 
 def _ceiling(most: int) -> int:

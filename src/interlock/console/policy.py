@@ -32,7 +32,6 @@ _VERSIONS = 50
 # A longer text is edited with an editor; here it would make the page too heavy for a phone.
 _MOST_TO_EDIT = 48_000
 _CHANGES = 60
-_TOOLS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,11 @@ async def show(request: Request, visit: Visit) -> Response:
         # A tool's page asks to have it tried.
         wanted = {"tool": tool} if (tool := request.query_params.get("tool")) else {}
         return await _page(request, visit, current, Desk(current.text, wanted))
-    before = await _text_of(visit, version - 1 if against is None else against) if version or against else None
     text = await _text_of(visit, version)
+    against = max(version - 1, 0) if against is None else against
     return await render(
-        request, visit, "policy_version.html", version=version, against=against if against is not None else version - 1,
-        text=cut(text), changes=compare(before, text) if before is not None else None,
-        versions=await _versions(visit), current=current,
+        request, visit, "policy_version.html", version=version, against=against, text=cut(text),
+        changes=compare(await _text_of(visit, against), text), versions=await _versions(visit), current=current,
     )  # fmt: skip
 
 
@@ -112,7 +110,7 @@ async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, 
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
         editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.count("\n") + 1,
         line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(desk.text)),
-        tools=[tool.name for tool in tools[:_TOOLS]], roles=list(Role), versions=await _versions(visit),
+        tools=[tool.name for tool in tools], roles=list(Role), versions=await _versions(visit),
         shown_changes=_CHANGES,
     )  # fmt: skip
 

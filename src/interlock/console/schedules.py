@@ -23,7 +23,7 @@ from interlock.wire import NewSchedule
 
 router = APIRouter()
 
-_PAGE = 100
+_PAGE = 50
 
 
 async def _pulse(found: Services, visit: Visitor) -> Any:
@@ -83,18 +83,13 @@ def _new(said: dict[str, str]) -> NewSchedule:
     except orjson.JSONDecodeError as error:
         raise Invalid(f"the input is not JSON: {error}") from None
     if not is_name(said.get("name", "").strip()):
-        raise Invalid(
-            f"a name has lower-case letters, digits, `_`, `.` and `-`, and begins with a letter; {_got(said)}"
-        )
+        got = f"not {said['name']!r}" if "name" in said else "this has none"
+        raise Invalid(f"a name has lower-case letters, digits, `_`, `.` and `-`, and begins with a letter; {got}")
     wanted = {name: said[name].strip() for name in ("name", "cron", "timezone", "workflow", "missed") if name in said}
     try:
         return NewSchedule.model_validate(wanted | {"input": given})
     except ValidationError as error:
         raise Invalid(explain(error)) from None
-
-
-def _got(said: dict[str, str]) -> str:
-    return f"not {said['name']!r}" if "name" in said else "it has none"
 
 
 # ---------------------------------------------------------------- one of them
