@@ -77,15 +77,16 @@ async def test_a_tool_is_shown_with_its_parameters_and_schema(rig: Rig, viewer: 
 
 
 async def test_pages_stay_small_and_harmless(rig: Rig, admin: Browser) -> None:
-    def make(number: int) -> None:
-        code = ", ".join(f"a{field}: str = '{HOSTILE}'" for field in range(80))
+    def make(number: int, fields: int) -> None:
+        code = ", ".join(f"a{field}: str = '{HOSTILE}'" for field in range(fields))
         scope: dict[str, Any] = {}
         exec(f"async def work({code}): ...", scope)
         scope["work"].__doc__ = HOSTILE * 200
         rig.tool(f"many.tool{number:03}", writes=True, key=HOSTILE)(scope["work"])
 
-    for number in range(70):
-        make(number)
+    make(0, 400)
+    for number in range(1, 62):
+        make(number, 1)
     page = await admin.get("/tools")
     assert 'rel="next"' in page
-    await admin.get("/tools/many.tool001")
+    await admin.get("/tools/many.tool000")

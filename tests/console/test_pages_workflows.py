@@ -124,7 +124,7 @@ async def test_pages_stay_small_and_harmless(rig: Rig, admin: Browser) -> None:
     steps = "\n".join(f'  - {{id: s{n}, tool: t.a, input: {{x: "{HOSTILE} &&&&&&&&&& {n}"}}}}' for n in range(900))
     long = f"name: long\ndescription: '{HOSTILE}'\nsteps:\n{steps}"
     await rig.apply(long)
-    for change in range(120):
+    for change in range(55):
         await rig.apply(f"name: w{change}\ndescription: '{HOSTILE * 20}'\nsteps: [{{id: a, tool: t.a}}]")
         await rig.apply(f"name: w\ndescription: '{change}'\nsteps: [{{id: a, tool: t.a}}]")
     await rig.apply(long.replace("&&&", "<<<"))
@@ -134,4 +134,4 @@ async def test_pages_stay_small_and_harmless(rig: Rig, admin: Browser) -> None:
     first = await admin.get("/workflows")
     following = re.search(r'href="(/workflows\?[^"]*cursor=[^"]+)"', first)
     assert following is not None
-    assert "w50" in await admin.get(following[1].replace("&amp;", "&"))
+    assert ">w9<" in await admin.get(following[1].replace("&amp;", "&"))
