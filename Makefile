@@ -28,7 +28,7 @@ up: install      ## API and one worker on the embedded database
 	@$(BIN)/interlock up $(ARGS)
 
 test: install    ## the promises, against a real PostgreSQL; see also chaos
-	@$(BIN)/python -m tests.console.chromium
+	@$(BIN)/python -m tests.browser.chromium
 	@$(BIN)/python -m pytest -n 2 -m "not chaos" $(ARGS)
 
 chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes

@@ -1,96 +1,101 @@
-"""A site with a real server, and browsers in front of it that may talk to nobody else."""
+"""The console in process: somebody with a key signs in, looks at pages and sends their forms."""
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from html import unescape
 from typing import Any
 
+import httpx2
 import pytest
-import uvicorn
-from tests.console.chromium import FLAGS, chromium
 from tests.rig import Rig
 
 from interlock import console
-from interlock.settings import Settings
-from interlock.store.pool import Database, database_time
+
+HOSTILE = "<script>alert(1)</script>"
+MOST = 100_000
 
 
-class Site:
-    """The rig with its console on a port, in real time."""
+class Browser:
+    """Keeps its cookies, and follows the redirect after a form."""
 
-    def __init__(self, rig: Rig, address: str) -> None:
-        self.rig, self.address = rig, address
-        self.browsers: Browsers
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self.client = client
+        self.csrf = ""
 
-    async def visit(self, path: str = "/inbox", *, key: str | None = None, **options: Any) -> Any:
-        """A page of a browser of its own, signed in."""
-        page = await self.browsers.page(**options)
-        await page.goto(f"{self.address}/signin?next={path}")
-        await page.get_by_label("API key").fill(key or self.rig.admin_key)
-        await page.get_by_role("button", name="Sign in").click()
-        await page.wait_for_url(f"{self.address}{path}")
-        return page
+    async def sign_in(self, key: str) -> "Browser":
+        answer = await self.client.post("/signin", data={"key": key})
+        assert answer.status_code == 303, answer.text
+        self.csrf = self._csrf((await self.client.get("/inbox")).text)
+        return self
 
+    def _csrf(self, page: str) -> str:
+        found = re.search(r'name="csrf" value="([0-9a-f]+)"', page)
+        assert found is not None
+        return found[1]
 
-class Browsers:
-    """Chromium, one context per person. Whatever a page asks of another host, or complains about, fails the test."""
+    async def get(self, path: str, status: int = 200) -> str:
+        """A page: whole, small enough, and with nothing in it that could run."""
+        answer = await self.client.get(path)
+        assert answer.status_code == status, (path, answer.status_code, answer.text[:300])
+        check(answer)
+        return answer.text
 
-    def __init__(self, browser: Any, address: str) -> None:
-        self._browser, self._address = browser, address
-        self.complaints: list[str] = []
+    async def post(self, path: str, status: int = 200, **fields: Any) -> str:
+        """A form with what makes it ours; the page that comes of it."""
+        answer = await self.client.post(path, data={"csrf": self.csrf, **fields})
+        if answer.status_code == 303:
+            answer = await self.client.get(answer.headers["location"])
+        assert answer.status_code == status, (path, answer.status_code, text_of(answer.text)[:600])
+        check(answer)
+        return answer.text
 
-    async def page(self, **options: Any) -> Any:
-        context = await self._browser.new_context(**options)
-        page = await context.new_page()
-        page.set_default_timeout(30_000)
-        page.on("request", lambda request: self._asked(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda said: self._said(said))
-        return page
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith((self._address, "data:")):
-            self.complaints.append(f"a request left the origin: {url}")
-
-    def _said(self, said: Any) -> None:
-        # A refusal that a test asks for is logged by the browser as a failed load.
-        if said.type == "error" and "status of 4" not in said.text:
-            self.complaints.append(said.text)
+    async def refused(self, path: str, **fields: Any) -> None:
+        """The server refuses what the page does not offer."""
+        answer = await self.client.post(path, data={"csrf": self.csrf, **fields})
+        assert answer.status_code == 403, (path, answer.status_code)
 
 
-@pytest.fixture
-async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
-    async with AsyncExitStack() as stack:
-        database = await Database(url, settings, size=8).open()
-        stack.push_async_callback(database.close)
-        rig = await Rig.make(database, settings, database_time)
-        stack.push_async_callback(rig.close)
-        console.mount(rig.app)
-        listening = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(rig.app, log_config=None, access_log=False, lifespan="off"))
-        serving = asyncio.create_task(server._serve(sockets=[listening]))
+def check(answer: httpx2.Response) -> None:
+    page = answer.text
+    assert len(answer.content) < MOST, f"{answer.url} has {len(answer.content):,} bytes"
+    assert "unsafe-inline" not in answer.headers["content-security-policy"]
+    assert page.count("<script") == 1  # ours
+    assert HOSTILE not in page
+    assert not re.search(r"<[a-z][^>]*\s(style|on[a-z]+)=", page), "inline style or script"
 
-        async def stop() -> None:
-            rig.follower.close()
-            server.should_exit = True
-            server.force_exit = True
-            await serving
 
-        stack.push_async_callback(stop)
-        yield Site(rig, f"http://127.0.0.1:{listening.getsockname()[1]}")
+def text_of(page: str) -> str:
+    """What somebody reads: no tags, single spaces."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", page))).strip()
+
+
+SignIn = Callable[..., Awaitable[Browser]]
 
 
 @pytest.fixture
-async def site(served: Site) -> AsyncIterator[Site]:
-    """With browsers."""
-    if (executable := chromium()) is None:
-        pytest.skip("Chromium is not here and could not be installed: `python -m tests.console.chromium` says why")
-    from playwright.async_api import async_playwright
+async def sign_in(rig: Rig) -> AsyncIterator[SignIn]:
+    console.mount(rig.app)
+    clients: list[httpx2.AsyncClient] = []
 
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        served.browsers = Browsers(browser, served.address)
-        yield served
-        await browser.close()
-    assert served.browsers.complaints == []
+    async def signed_in(
+        role: str = "admin", *, workspace_id: str | None = None, tenant_id: Any = None, name: str = "ada"
+    ) -> Browser:
+        key = await rig.key(name, role, tenant_id, workspace_id)
+        transport = httpx2.ASGITransport(app=rig.app, raise_app_exceptions=True)
+        client = httpx2.AsyncClient(transport=transport, base_url="http://test")
+        clients.append(client)
+        return await Browser(client).sign_in(key)
+
+    yield signed_in
+    for client in clients:
+        await client.aclose()
+
+
+@pytest.fixture
+async def admin(sign_in: SignIn) -> Browser:
+    return await sign_in("admin")
+
+
+@pytest.fixture
+async def viewer(sign_in: SignIn) -> Browser:
+    return await sign_in("viewer", name="vera")

@@ -1,6 +1,7 @@
 """/api/policy"""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
@@ -54,6 +55,10 @@ async def publish(request: Request, found: Svc, who: Who) -> Response:
 async def evaluate(body: Evaluate, found: Svc, who: Who) -> Response:
     """What would happen to an action. Nothing is done and nothing is recorded."""
     who.require(Permission.READ)
+    return Json(await judged(found, who, body))
+
+
+async def judged(found: Services, who: Principal, body: Evaluate) -> dict[str, Any]:
     policy = (
         compile_policy(body.policy, found.policies.facts())
         if body.policy is not None
@@ -74,20 +79,20 @@ async def evaluate(body: Evaluate, found: Svc, who: Who) -> Response:
         workspace=who.workspace_id or "", auto_approve=False, run_id="", step="",
     )  # fmt: skip
     decision = policy.decide(action, Asker(id=who.actor, role=body.role), when)
-    return Json({**_decision_view(decision), "action": action.as_dict()})
+    return {**_decision_view(decision), "action": action.as_dict()}
 
 
 @router.post("/backtest", response_model=Backtested)
 async def backtest(body: Backtest, found: Svc, who: Who) -> Response:
     """Judge recorded decisions by another policy, and list those that would differ."""
     who.require(Permission.READ)
-    return Json(await _backtest(found, who, body))
+    return Json(await backtested(found, who, body))
 
 
-async def _backtest(found: Services, who: Principal, body: Backtest) -> dict[str, object]:
+async def backtested(found: Services, who: Principal, body: Backtest) -> dict[str, Any]:
     compiled = compile_policy(body.policy, found.policies.facts())
     since = floor_of(datetime(2020, 1, 1, tzinfo=UTC))
-    rows = await found.database.fetch("recorded_decisions", who.tenant_id, since, body.limit)
+    rows = await found.database.fetch("recorded_decisions", who.tenant_id, since, body.limit, who.workspace_id)
     recorded = [
         {
             **orjson.loads(row["decision"]),
@@ -108,6 +113,6 @@ def _text(body: bytes) -> str:
         raise Invalid("a policy is UTF-8 text in Cedar", code="POLICY_INVALID") from None
 
 
-def _decision_view(decision: object) -> dict[str, object]:
+def _decision_view(decision: object) -> dict[str, Any]:
     columns = ("answer", "tier", "two_person", "rule_ids", "reason", "policy_digest")
     return {column: getattr(decision, column) for column in columns}

@@ -7,13 +7,21 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
+<<<<<<< HEAD
 from interlock.console import approvals, jobs, live, runs, sessions, signin, workers
+=======
+from interlock.console import approvals, audit, live, policy, runs, schedules, signin, tools, usage, workflows
+>>>>>>> console-pages
 from interlock.console.page import SignedOut, flash, menu, plain
 from interlock.errors import Problem
 
 _STATIC = Path(__file__).parent / "static"
 
+<<<<<<< HEAD
 PAGES = (signin, approvals, runs, sessions, jobs, workers, live)
+=======
+PAGES = (signin, approvals, runs, live, workflows, schedules, policy, tools, audit, usage)
+>>>>>>> console-pages
 
 
 def mount(app: FastAPI) -> None:

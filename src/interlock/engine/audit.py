@@ -140,10 +140,12 @@ def _lengthen(pages: dict[UUID, _Page], taken: Sequence[Row], key: SigningKey) -
 
 
 async def _note_ended(tx: Tx, database: Database, taken: Sequence[Row]) -> None:
-    """A run's last entry is the last one to be sealed: from here on its evidence can be made."""
+    """A run's last entry is the last one to be sealed, and once: its evidence can be made, and it is counted."""
     ended = [(row["run_id"], row["tenant_id"]) for row in taken if row["type"] == EntryType.RUN_COMPLETED]
     if ended:
-        await tx.fetch("evidence_becomes_due", database.clock(), [r for r, _ in ended], [t for _, t in ended])
+        runs = [run_id for run_id, _ in ended]
+        await tx.fetch("evidence_becomes_due", database.clock(), runs, [tenant_id for _, tenant_id in ended])
+        await tx.fetch("count_ended", runs)
 
 
 async def _save(tx: Tx, pages: Sequence[_Page]) -> None:

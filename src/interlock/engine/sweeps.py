@@ -102,11 +102,12 @@ async def _let_in_the_forgotten(database: Database) -> int:
 
 
 async def tend(database: Database, key: SigningKey | None = None) -> None:
-    """Housekeeping: old idempotency records, events and messages, the journal's months that come and that go."""
+    """Housekeeping: old idempotency records, events, messages and counts; the journal's months that come and go."""
     await forget_keys(database)
     while await events.forget_expired(database):
         pass
     await outbox.tidy(database)
+    await database.fetch("forget_ended", database.clock())
     async with database.connection() as connection:
         await ensure_partitions(connection, database.clock() or datetime.now(UTC))
     if database.settings.retention_days is not None:

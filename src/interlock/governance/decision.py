@@ -35,6 +35,10 @@ class Circumstances:
     step: str
 
 
+# Where nobody says when: a Wednesday at noon, in no run.
+NOON = Circumstances(hour=12, weekday=3, workflow="", workspace="default", auto_approve=False, run_id="", step="")
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The part of a decision that a change of policy may change."""

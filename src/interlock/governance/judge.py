@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 from cedarpy import Decision as CedarDecision
-from cedarpy import Entities, is_authorized
+from cedarpy import Entities, is_authorized, pst
 
-from interlock.governance.action import ProposedAction
-from interlock.governance.decision import Answer, Asker, Circumstances, Decision
-from interlock.governance.policy_rules import PASSING_ON, Reading, Rule, is_for_all, may_apply
+from interlock.governance.action import ProposedAction, propose
+from interlock.governance.decision import NOON, Answer, Asker, Circumstances, Decision
+from interlock.governance.policy_rules import PASSING_ON, Reading, Rule, attributes, is_for_all, may_apply
 from interlock.governance.policy_schema import Entry
 from interlock.governance.shape import Unfit
 from interlock.lifecycle import Tier
@@ -53,6 +53,21 @@ class Policy:
         nodes = {key: node for key, node in self._nodes.items() if may_apply(node, tool, entry.groups)}
         plain = [key for key, node in nodes.items() if not node.clauses and _only_permits(self._rules.get(key))]
         return len(plain) == len(nodes) and any(is_for_all(node) for node in nodes.values())
+
+    def outlook(self, tool: str) -> tuple[Decision, frozenset[str]] | None:
+        """What it says to an operator at noon who gives nothing special, and what else it looks at before it says so.
+
+        To give people an idea; None for a tool that it does not know.
+        """
+        entry = self.entries.get(tool)
+        if self.refusal is not None or entry is None:
+            return None
+        rules = [node for node in self._nodes.values() if may_apply(node, tool, entry.groups)]
+        action = propose(entry.facts, entry.input.completed({}, ()))
+        looked_at = frozenset(attributes(rules)) - {"risk"}
+        if not all(isinstance(node.principal, pst.ScopeAny) for node in rules):
+            looked_at |= {"principal"}
+        return self.decide(action, Asker("somebody", "operator"), NOON), looked_at
 
     def decide(self, action: ProposedAction, asker: Asker, when: Circumstances) -> Decision:
         try:

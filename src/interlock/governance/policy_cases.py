@@ -18,13 +18,12 @@ from interlock.definition.fault import Faults, TooManyFaults, described, suggest
 from interlock.definition.section import Section
 from interlock.errors import DefinitionInvalid
 from interlock.governance.action import ProposedAction, ToolFacts, propose
-from interlock.governance.decision import Answer, Asker, Circumstances, Decision
+from interlock.governance.decision import NOON, Answer, Asker, Circumstances, Decision
 from interlock.governance.judge import Policy
 from interlock.lifecycle import Tier
 from interlock.wire import Role
 
 _KEYS = ("name", "tool", "input", "target", "as", "at", "expect", "tier", "two_person", "rules")
-_NOON = Circumstances(hour=12, weekday=3, workflow="", workspace="default", auto_approve=False, run_id="", step="")
 
 
 class CasesInvalid(DefinitionInvalid):
@@ -156,13 +155,13 @@ class _Reader:
         at = section.section("at", "{hour: 23}")
         at.only(("hour", "weekday", "workflow", "workspace", "auto_approve", "step"))
         return Circumstances(
-            hour=at.integer("hour", _NOON.hour, 0, 23),
-            weekday=at.integer("weekday", _NOON.weekday, 1, 7),
-            workflow=at.text("workflow", _NOON.workflow),
-            workspace=at.text("workspace", _NOON.workspace),
+            hour=at.integer("hour", NOON.hour, 0, 23),
+            weekday=at.integer("weekday", NOON.weekday, 1, 7),
+            workflow=at.text("workflow", NOON.workflow),
+            workspace=at.text("workspace", NOON.workspace),
             auto_approve=at.flag("auto_approve"),
-            run_id=_NOON.run_id,
-            step=at.text("step", _NOON.step),
+            run_id=NOON.run_id,
+            step=at.text("step", NOON.step),
         )
 
     def _words(self, section: Section, key: str) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _read(text: str, tools: Iterable[Any], reading: Reading) -> None:
         reading.broken.add((), "a rule cannot have ?principal or ?resource; write one rule each", line=at[key].line)
     reading.nodes = nodes.static_policies
     _read_rules(nodes.static_policies, at, reading)
-    reading.looked_at = frozenset(_attributes(nodes.static_policies.values()))
+    reading.looked_at = frozenset(attributes(nodes.static_policies.values()))
     reading.vocabulary = Vocabulary.of(tools, reading.looked_at)
     reading.schema = Schema.from_str(reading.vocabulary.schema())
     _validate(text, nodes.static_policies, at, reading)
@@ -298,12 +298,12 @@ def _note_misspelt(policies: Mapping[str, pst.Template], at: Mapping[str, Statem
     """`context.input has amout` is false for ever and right for Cedar; in a forbid it would be a hole."""
     names = reading.vocabulary.names()
     for key, node in policies.items():
-        for name in sorted(frozenset(_attributes([node])) - names):
+        for name in sorted(frozenset(attributes([node])) - names):
             message = f"nothing has an attribute `{name}`{suggestion(name, names)}"
             reading.doubtful.add((reading.rules[key].id,), message, line=at[key].line_of(name))
 
 
-def _attributes(nodes: Iterable[Any]) -> Iterator[str]:
+def attributes(nodes: Iterable[Any]) -> Iterator[str]:
     stack: list[Any] = list(nodes)
     while stack:
         node = stack.pop()

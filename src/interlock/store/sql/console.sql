@@ -129,6 +129,7 @@ SELECT id, workflow, status, created_at, duration_ms FROM run
 -- name: policy_texts
 SELECT digest, text FROM policy WHERE tenant_id = $1 AND digest = ANY($2::text[]);
 
+<<<<<<< HEAD
 -- name: asked_in_runs
 SELECT approval.*, run.workflow, run.workspace_id
   FROM approval JOIN run ON run.id = approval.run_id
@@ -162,3 +163,106 @@ SELECT md5(string_agg(concat_ws(' ', id, status, job_id, (SELECT count(*) FROM r
 SELECT md5(string_agg(concat_ws(' ', id, status, (SELECT max(seq) FROM history WHERE subject_id = job.id)), ',')) FROM (
   SELECT id, status FROM job WHERE tenant_id = $1 ORDER BY id DESC LIMIT 100
 ) AS job;
+=======
+-- ---------------------------------------------------------------- workflows, policies, schedules
+
+-- name: workflows_to_show
+-- The newest version of each, what its cap leaves, and its last run. Of a key's workspace only the last few runs of a
+-- workflow are looked at: others may have a million.
+SELECT newest.*, cap.max_concurrency,
+       CASE WHEN cap.max_concurrency IS NOT NULL THEN (
+         SELECT count(*) FROM run
+          WHERE capped AND lease_worker IS NOT NULL AND tenant_id = $1 AND workflow = newest.name
+       ) END AS in_flight,
+       last.id AS last_run_id, last.status AS last_status, last.created_at AS last_at
+  FROM (
+    SELECT DISTINCT ON (name) name, version, created_at, created_by, source ->> 'description' AS description,
+           source ->> 'flow' AS flow
+      FROM workflow
+     WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2)
+     ORDER BY name, version DESC
+     LIMIT $3
+  ) AS newest
+  LEFT JOIN workflow_cap AS cap ON cap.tenant_id = $1 AND cap.workflow = newest.name
+  LEFT JOIN LATERAL (
+    SELECT id, status, created_at
+      FROM (
+        SELECT id, status, created_at, workspace_id FROM run
+         WHERE tenant_id = $1 AND workflow = newest.name ORDER BY id DESC LIMIT 100
+      ) AS few
+     WHERE $4::text IS NULL OR workspace_id = $4
+     ORDER BY id DESC LIMIT 1
+  ) AS last ON true
+ ORDER BY newest.name;
+
+-- name: workflow_versions
+SELECT version, digest, created_at, created_by FROM workflow
+ WHERE tenant_id = $1 AND name = $2 ORDER BY version DESC LIMIT $3;
+
+-- name: policy_versions
+SELECT version, digest, created_at, created_by, length(text) AS characters FROM policy
+ WHERE tenant_id = $1 ORDER BY version DESC LIMIT $2;
+
+-- name: policy_version
+SELECT version, digest, text, created_at, created_by FROM policy WHERE tenant_id = $1 AND version = $2;
+
+-- name: pulse_of_schedules
+SELECT md5(string_agg(concat_ws(' ', name, next_at, paused_at, last_run_id, workspace_id), ',' ORDER BY name))
+  FROM schedule WHERE tenant_id = $1;
+
+-- ---------------------------------------------------------------- the chain
+
+-- name: newest_sealed
+-- From the end of the chain. What retention let go has its place and its link, and nothing else.
+SELECT sealed.position, encode(sealed.link, 'hex') AS link, sealed.run_id, sealed.seq, e.*
+  FROM (
+    SELECT * FROM seal WHERE tenant_id = $1 AND ($2::bigint IS NULL OR position < $2) ORDER BY position DESC LIMIT $3
+  ) AS sealed
+  LEFT JOIN LATERAL (
+    SELECT at, type, step, to_state, attempt, actor FROM entry
+     WHERE entry.run_id = sealed.run_id AND entry.seq = sealed.seq LIMIT 1
+  ) AS e ON true
+ ORDER BY sealed.position DESC;
+
+-- name: newest_sealed_of_run
+SELECT sealed.position, encode(sealed.link, 'hex') AS link, sealed.run_id, sealed.seq, e.*
+  FROM (
+    SELECT * FROM seal
+     WHERE run_id = $4 AND tenant_id = $1 AND ($2::bigint IS NULL OR position < $2) ORDER BY seq DESC LIMIT $3
+  ) AS sealed
+  LEFT JOIN LATERAL (
+    SELECT at, type, step, to_state, attempt, actor FROM entry
+     WHERE entry.run_id = sealed.run_id AND entry.seq = sealed.seq LIMIT 1
+  ) AS e ON true
+ ORDER BY sealed.position DESC;
+
+-- name: pulse_of_audit
+SELECT max(number) FROM checkpoint WHERE tenant_id = $1;
+
+-- ---------------------------------------------------------------- charts
+
+-- name: count_ended
+-- In the sealer's transaction: each run's end is sealed once, so it is counted once. The bucket is that of the next
+-- power of two in milliseconds.
+INSERT INTO ended_minute (tenant_id, minute, workspace, status, bucket, runs)
+SELECT tenant_id, date_trunc('minute', completed_at), coalesce(workspace_id, ''), status,
+       CASE WHEN duration_ms > 1 THEN least(ceil(log(2, duration_ms)), 40) ELSE 0 END::int, count(*)
+  FROM run WHERE id = ANY($1::uuid[]) AND completed_at IS NOT NULL
+ GROUP BY 1, 2, 3, 4, 5
+    ON CONFLICT (tenant_id, minute, workspace, status, bucket) DO UPDATE SET runs = ended_minute.runs + excluded.runs;
+
+-- name: forget_ended
+-- No chart looks further back.
+DELETE FROM ended_minute WHERE minute < coalesce($1, now()) - interval '2 days';
+
+-- name: ended_since
+SELECT minute, status, bucket, sum(runs)::bigint AS runs FROM ended_minute
+ WHERE tenant_id = $1 AND minute >= $2 AND ($3::text IS NULL OR workspace = $3)
+ GROUP BY minute, status, bucket;
+
+-- name: pulse_of_usage
+SELECT concat_ws(' ', lane.in_flight, lane.rate_used, lane.rate_minute, date_trunc('minute', coalesce($2, now())),
+                 (SELECT sum(runs) FROM ended_minute
+                   WHERE ended_minute.tenant_id = $1 AND minute >= coalesce($2, now()) - interval '1 hour'))
+  FROM lane WHERE lane.tenant_id = $1;
+>>>>>>> console-pages

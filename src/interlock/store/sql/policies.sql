@@ -16,6 +16,8 @@ SELECT lane.policy_version AS version, policy.digest, policy.text, policy.create
  WHERE lane.tenant_id = $1;
 
 -- name: recorded_decisions
--- For a backtest: what was decided, with the request it was decided on.
+-- For a backtest: what was decided, with the request it was decided on. A key of a workspace learns of that one only.
 SELECT run_id, seq, at, step, data -> 'decision' AS decision FROM entry
- WHERE tenant_id = $1 AND jsonb_typeof(data -> 'decision') = 'object' AND run_id >= $2 ORDER BY run_id DESC, seq DESC LIMIT $3;
+ WHERE tenant_id = $1 AND jsonb_typeof(data -> 'decision') = 'object' AND run_id >= $2
+   AND ($4::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = entry.run_id AND run.workspace_id = $4))
+ ORDER BY run_id DESC, seq DESC LIMIT $3;

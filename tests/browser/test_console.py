@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.console.chromium import AXE
-from tests.console.conftest import Site
-from tests.console.shop import REFUND, SCRIPT, SUPPORT, open_shop
+from tests.browser.chromium import AXE
+from tests.browser.conftest import Site
+from tests.browser.shop import REFUND, SCRIPT, SUPPORT, open_shop
 
 from interlock.definition.agent import parse_agent
 from interlock.engine import workflows
@@ -273,7 +273,7 @@ async def test_a_script_in_a_field_stays_text(site: Site) -> None:
 
 async def test_no_serious_finding(site: Site) -> None:
     if not AXE.exists():
-        pytest.skip("axe-core is not here and could not be installed: `python -m tests.console.chromium` says why")
+        pytest.skip("axe-core is not here and could not be installed: `python -m tests.browser.chromium` says why")
     open_shop(site.rig)
     async with site.rig.worker():
         [run_id] = await held(site, "ch_1")

@@ -1,4 +1,4 @@
-"""What the browser tests need beyond Python: `python -m tests.console.chromium` installs it where it can.
+"""What the browser tests need beyond Python: `python -m tests.browser.chromium` installs it where it can.
 
 Chromium is Debian's own package, axe-core comes from npm by name. Where one cannot be had, the tests that need it are
 skipped and say so.

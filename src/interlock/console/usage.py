@@ -1,0 +1,54 @@
+"""Usage: what of its caps a tenant uses now, and how the last hour went."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from interlock.api.services import Services, encode_cursor, uuid_cursor
+from interlock.api.views import usage_view
+from interlock.console import charts, live
+from interlock.console.page import Visit, Visitor, render
+from interlock.engine import tenants
+from interlock.governance.roles import Permission
+from interlock.store.pool import Row
+
+router = APIRouter()
+
+_PAGE = 50
+_WORKFLOWS = 100
+
+
+async def _pulse(found: Services, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_usage", visit.who.tenant_id, found.database.clock())
+
+
+live.LISTS["usage"] = _pulse
+
+
+@router.get("/usage")
+async def show(request: Request, visit: Visit) -> Response:
+    visit.who.require(Permission.READ)
+    database, who = visit.services.database, visit.who
+    [own] = await tenants.usage(database, who.tenant_id)
+    now: datetime = await database.value("time_is", database.clock())
+    since = now - timedelta(minutes=charts.MINUTES)
+    ended = await database.fetch("ended_since", who.tenant_id, since, who.workspace_id)
+    cursor = uuid_cursor(request.query_params.get("cursor"))
+    everybody = await _everybody(visit, cursor)
+    usage = usage_view(own)
+    return await render(
+        request, visit, "usage.html", usage=usage, capped=usage["workflows"][:_WORKFLOWS],
+        charts=charts.draw(ended, now), width=charts.WIDTH, height=charts.HEIGHT,
+        slot=round(charts.WIDTH / charts.MINUTES * 0.7, 1),
+        everybody=[usage_view(row) for row in everybody[:_PAGE]], first=cursor is None,
+        next=encode_cursor(everybody[_PAGE - 1]["id"]) if len(everybody) > _PAGE else None, live="/live/usage",
+    )  # fmt: skip
+
+
+async def _everybody(visit: Visitor, cursor: Any) -> list[Row]:
+    """Who runs the installation sees every tenant."""
+    who = visit.who
+    runs_all = who.tenant == tenants.DEFAULT_TENANT and who.workspace_id is None and visit.may(Permission.ADMINISTER)
+    return await tenants.usage(visit.services.database, None, cursor, _PAGE + 1) if runs_all else []

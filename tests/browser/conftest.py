@@ -1,0 +1,96 @@
+"""A site with a real server, and browsers in front of it that may talk to nobody else."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import uvicorn
+from tests.browser.chromium import FLAGS, chromium
+from tests.rig import Rig
+
+from interlock import console
+from interlock.settings import Settings
+from interlock.store.pool import Database, database_time
+
+
+class Site:
+    """The rig with its console on a port, in real time."""
+
+    def __init__(self, rig: Rig, address: str) -> None:
+        self.rig, self.address = rig, address
+        self.browsers: Browsers
+
+    async def visit(self, path: str = "/inbox", *, key: str | None = None, **options: Any) -> Any:
+        """A page of a browser of its own, signed in."""
+        page = await self.browsers.page(**options)
+        await page.goto(f"{self.address}/signin?next={path}")
+        await page.get_by_label("API key").fill(key or self.rig.admin_key)
+        await page.get_by_role("button", name="Sign in").click()
+        await page.wait_for_url(f"{self.address}{path}")
+        return page
+
+
+class Browsers:
+    """Chromium, one context per person. Whatever a page asks of another host, or complains about, fails the test."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        self._browser, self._address = browser, address
+        self.complaints: list[str] = []
+
+    async def page(self, **options: Any) -> Any:
+        context = await self._browser.new_context(**options)
+        page = await context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: self._said(said))
+        return page
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((self._address, "data:")):
+            self.complaints.append(f"a request left the origin: {url}")
+
+    def _said(self, said: Any) -> None:
+        # A refusal that a test asks for is logged by the browser as a failed load.
+        if said.type == "error" and "status of 4" not in said.text:
+            self.complaints.append(said.text)
+
+
+@pytest.fixture
+async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        database = await Database(url, settings, size=8).open()
+        stack.push_async_callback(database.close)
+        rig = await Rig.make(database, settings, database_time)
+        stack.push_async_callback(rig.close)
+        console.mount(rig.app)
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(rig.app, log_config=None, access_log=False, lifespan="off"))
+        serving = asyncio.create_task(server._serve(sockets=[listening]))
+
+        async def stop() -> None:
+            rig.follower.close()
+            server.should_exit = True
+            server.force_exit = True
+            await serving
+
+        stack.push_async_callback(stop)
+        yield Site(rig, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
+@pytest.fixture
+async def site(served: Site) -> AsyncIterator[Site]:
+    """With browsers."""
+    if (executable := chromium()) is None:
+        pytest.skip("Chromium is not here and could not be installed: `python -m tests.browser.chromium` says why")
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        served.browsers = Browsers(browser, served.address)
+        yield served
+        await browser.close()
+    assert served.browsers.complaints == []
