@@ -7,21 +7,29 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
-<<<<<<< HEAD
-from interlock.console import approvals, jobs, live, runs, sessions, signin, workers
-=======
-from interlock.console import approvals, audit, live, policy, runs, schedules, signin, tools, usage, workflows
->>>>>>> console-pages
+from interlock.console import (
+    approvals,
+    audit,
+    jobs,
+    live,
+    policy,
+    runs,
+    schedules,
+    sessions,
+    signin,
+    tools,
+    usage,
+    workers,
+    workflows,
+)
 from interlock.console.page import SignedOut, flash, menu, plain
 from interlock.errors import Problem
 
 _STATIC = Path(__file__).parent / "static"
 
-<<<<<<< HEAD
-PAGES = (signin, approvals, runs, sessions, jobs, workers, live)
-=======
-PAGES = (signin, approvals, runs, live, workflows, schedules, policy, tools, audit, usage)
->>>>>>> console-pages
+PAGES = (
+    signin, approvals, runs, sessions, jobs, workers, workflows, schedules, policy, tools, audit, usage, live,
+)  # fmt: skip
 
 
 def mount(app: FastAPI) -> None:

@@ -129,7 +129,6 @@ SELECT id, workflow, status, created_at, duration_ms FROM run
 -- name: policy_texts
 SELECT digest, text FROM policy WHERE tenant_id = $1 AND digest = ANY($2::text[]);
 
-<<<<<<< HEAD
 -- name: asked_in_runs
 SELECT approval.*, run.workflow, run.workspace_id
   FROM approval JOIN run ON run.id = approval.run_id
@@ -163,7 +162,7 @@ SELECT md5(string_agg(concat_ws(' ', id, status, job_id, (SELECT count(*) FROM r
 SELECT md5(string_agg(concat_ws(' ', id, status, (SELECT max(seq) FROM history WHERE subject_id = job.id)), ',')) FROM (
   SELECT id, status FROM job WHERE tenant_id = $1 ORDER BY id DESC LIMIT 100
 ) AS job;
-=======
+
 -- ---------------------------------------------------------------- workflows, policies, schedules
 
 -- name: workflows_to_show
@@ -265,4 +264,3 @@ SELECT concat_ws(' ', lane.in_flight, lane.rate_used, lane.rate_minute, date_tru
                  (SELECT sum(runs) FROM ended_minute
                    WHERE ended_minute.tenant_id = $1 AND minute >= coalesce($2, now()) - interval '1 hour'))
   FROM lane WHERE lane.tenant_id = $1;
->>>>>>> console-pages
