@@ -27,6 +27,18 @@ async def ended(rig: Rig, count: int) -> list[UUID]:
     return runs
 
 
+async def as_if(rig: Rig, runs: list[UUID], took: list[int]) -> None:
+    """They ended at the same moment and took so many milliseconds."""
+    async with rig.database.pool.acquire() as connection, connection.transaction():
+        await connection.execute("ALTER TABLE run DISABLE TRIGGER USER")
+        for run, milliseconds in zip(runs, took, strict=True):
+            await connection.execute(
+                "UPDATE run SET completed_at = $2, created_at = $3 WHERE id = $1",
+                run, NOW, NOW - timedelta(milliseconds=milliseconds),
+            )  # fmt: skip
+        await connection.execute("ALTER TABLE run ENABLE TRIGGER USER")
+
+
 async def counted(rig: Rig) -> dict[tuple[str, str], int]:
     rows = await rig.sql("SELECT workspace, status, sum(runs)::int AS runs FROM ended_minute GROUP BY 1, 2")
     return {(row["workspace"], row["status"]): row["runs"] for row in rows}
@@ -36,12 +48,12 @@ async def counted(rig: Rig) -> dict[tuple[str, str], int]:
 
 
 async def test_the_sealer_counts_every_run_that_ended_once(rig: Rig) -> None:
-    await ended(rig, 5)
+    await as_if(rig, await ended(rig, 5), [7] * 5)
     await rig.start("ask")  # goes on
     while await audit.seal(rig.database, KEY, 3):
         pass
     assert await counted(rig) == {("", "canceled"): 5}
-    await ended(rig, 2)
+    await as_if(rig, await ended(rig, 2), [7] * 2)
     while await audit.seal(rig.database, KEY):
         pass
     assert await counted(rig) == {("", "canceled"): 7}
@@ -89,14 +101,7 @@ async def test_a_run_is_counted_in_its_minute_workspace_and_bucket(rig: Rig) -> 
     await rig.sql("UPDATE run SET workspace_id = 'east' WHERE id = $1", runs[0])
     for run in runs:
         await rig.cancel(run)
-    async with rig.database.pool.acquire() as connection, connection.transaction():
-        await connection.execute("ALTER TABLE run DISABLE TRIGGER USER")
-        for run, milliseconds in zip(runs, took, strict=True):
-            await connection.execute(
-                "UPDATE run SET completed_at = $2, created_at = $3 WHERE id = $1",
-                run, NOW, NOW - timedelta(milliseconds=milliseconds),
-            )  # fmt: skip
-        await connection.execute("ALTER TABLE run ENABLE TRIGGER USER")
+    await as_if(rig, runs, took)
     while await audit.seal(rig.database, KEY):
         pass
     rows = await rig.sql("SELECT minute, workspace, bucket, runs FROM ended_minute")

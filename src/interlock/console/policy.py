@@ -83,7 +83,7 @@ async def show(request: Request, visit: Visit) -> Response:
 
 async def _current(visit: Visitor) -> Current:
     row = await visit.services.database.row("policy_in_force", visit.who.tenant_id)
-    if row is None:
+    if row is None or (row["version"] and row["text"] is None):
         raise NotFound("this tenant has no policy", code="POLICY_NOT_FOUND")
     return Current(row["version"], row["text"] if row["version"] else DEFAULT_POLICY, row["digest"], row)
 
@@ -105,7 +105,7 @@ async def _versions(visit: Visitor) -> list[Row]:
 async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, status: int = 200) -> Response:
     tools = visit.services.policies.tools.all()
     # What somebody just typed comes back whole, however long it is.
-    whole = Cut(desk.text) if desk.did else cut(desk.text, _MOST_TO_EDIT)
+    whole = Cut(desk.text) if "edits" in desk.typed else cut(desk.text, _MOST_TO_EDIT)
     return await render(
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
         editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.count("\n") + 1,

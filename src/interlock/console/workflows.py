@@ -95,10 +95,10 @@ async def _changes(visit: Visitor, name: str, against: int | None, source: str) 
 def _drawing(plan: Plan) -> graph.Drawing | None:
     if len(plan.steps) > _STEPS:
         return None
-    return graph.draw((step.key, step.key, says(step), step.after) for step in plan.steps)
+    return graph.draw((step.key, step.key, _says(step), step.after) for step in plan.steps)
 
 
-def says(step: Any) -> str:
+def _says(step: Any) -> str:
     """What a step does, in a word or two."""
     match step.kind:
         case StepKind.TOOL:
