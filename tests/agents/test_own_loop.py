@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -153,12 +154,12 @@ async def test_a_model_that_is_away_is_asked_again(talk: Talk) -> None:
     support(talk, model)
     model.fails = 2
     run_id = await begin(talk)
-    async with talk.rig.worker():
-        for attempt in (1, 2):
+    for attempt in (1, 2):
+        async with talk.rig.worker():
             await talk.rig.until_journal(UUID(run_id), "support__model.request: running -retry-> pending", attempt)
-            talk.rig.clock.advance(600)
-            await talk.rig.sweep()
-        run = await talk.rig.until(UUID(run_id), "succeeded", "failed")
+        talk.rig.clock.advance(600)
+        await talk.rig.sweep()
+    run = await talk.ended(run_id)
     assert (run["status"], model.asked) == ("succeeded", 4), run["error"]
 
 
@@ -172,3 +173,23 @@ async def test_an_agent_without_the_capability_is_refused(talk: Talk) -> None:
     _, begun = await talk.post("/api/runs", {"workflow": "plain.flow", "input": {}})
     run = await talk.ended(begun["id"])
     assert run["status"] == "failed" and "capabilities=[Durability()]" in run["error"]["message"]
+
+
+async def test_an_agent_that_waits_for_anything_else_is_stopped_and_told(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_loop, "_THINKING_SLICES", 2)
+
+    async def look_it_up() -> str:
+        await asyncio.sleep(3600)
+        return ""
+
+    agent = Agent(FunctionModel(Model()), name="idler", instructions=look_it_up, capabilities=[Durability()])
+
+    @talk.rig.flow("idle.flow")
+    async def flow(ctx: FlowContext, input: dict[str, Any]) -> Any:
+        return (await run_agent(ctx, agent, "go")).output
+
+    _, begun = await talk.post("/api/runs", {"workflow": "idle.flow", "input": {}})
+    run = await talk.ended(begun["id"])
+    assert run["status"] == "failed" and "belongs in a tool" in run["error"]["message"]

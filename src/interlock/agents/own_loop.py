@@ -10,6 +10,7 @@ While an agent thinks, its flow stands still; while a step is done, the agent wa
 """
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import queue
@@ -49,8 +50,10 @@ from interlock.tools import Context, Registry, registry, tool
 
 __all__ = ["Durability", "governed", "operations", "run_agent"]
 
-# What computes is done in a moment; what is not done by then does something else.
-_THINKING_SECONDS = 10.0
+# What computes is done in a moment; what is not done by then does something else. In slices, so that a process that
+# was stopped for a while does not find its time over.
+_THINKING_SLICES = 50
+_SLICE_SECONDS = 0.1
 _ODD = re.compile(r"[^A-Za-z0-9._:-]")
 
 
@@ -112,13 +115,13 @@ class _Thread:
 
     def next(self) -> _Operation | None:
         """What it wants done next; None when it has come to its end."""
-        try:
-            return self._said.get(timeout=_THINKING_SECONDS)
-        except queue.Empty:
-            raise FlowMisused(
-                f"agent {self.name} waits for something that is none of its steps; what it does besides asking its "
-                "model and calling its tools belongs in a tool"
-            ) from None
+        for _ in range(_THINKING_SLICES):
+            with contextlib.suppress(queue.Empty):
+                return self._said.get(timeout=_SLICE_SECONDS)
+        raise FlowMisused(
+            f"agent {self.name} waits for something that is none of its steps; what it does besides asking its model "
+            "and calling its tools belongs in a tool"
+        )
 
     def result(self) -> AgentRunResult[Any]:
         return self._done.result()

@@ -253,7 +253,7 @@ class Connection:
 
         if self.server.url is not None and self.server.token_env is not None:
             headers = {"Authorization": f"Bearer {self._token(self.server.token_env)}"}
-            # A server may hold a stream open for as long as its tool takes. No redirects: the token is for one address.
+            # A stream is open for as long as the tool takes. No redirects: the token is for this address.
             http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_SECONDS, read=300.0))
             return streamable_http_client(self.server.url, http_client=await stack.enter_async_context(http))
         if self.server.url is not None:
