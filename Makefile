@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo up test check chaos bench docs clean help
+.PHONY: install demo up test check chaos bench docs pictures clean help
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -33,6 +33,10 @@ test: install    ## the promises, against a real PostgreSQL; see also chaos
 
 chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes
 	@$(BIN)/python -m pytest -m chaos $(ARGS)
+
+pictures: install ## the console's pictures in the README and guides, made anew by the browser tests
+	@$(BIN)/python -m tests.browser.chromium
+	@KEEP_PICTURES=yes $(BIN)/python -m pytest tests/browser/test_pictures.py $(ARGS)
 
 check: install   ## lint, types, import contracts, generated docs
 	@$(BIN)/ruff check .

@@ -164,6 +164,24 @@ async def test_a_worker_is_paused(site: Site) -> None:
         assert (await guest.request.post(asked, form={"csrf": csrf}, max_redirects=0)).status == 403
 
 
+async def test_a_policy_is_published_after_a_backtest(site: Site) -> None:
+    open_shop(site.rig)
+    async with site.rig.worker():
+        await held(site, "ch_1")
+    page = await site.visit("/policy")
+    text = page.get_by_label("The policy, in Cedar")
+    await text.fill(
+        (await text.input_value()) + '\n@id("stop") forbid(principal, action == Action::"shop.refund", resource);'
+    )
+    assert await page.get_by_role("button", name="Publish").count() == 0
+    await page.get_by_role("button", name="Backtest").click()
+    assert "shop.refund" in await page.locator("#result").inner_text()
+    await page.get_by_role("button", name="Publish").click()
+    await page.get_by_role("status").wait_for()
+    [row] = await site.rig.sql("SELECT version, text FROM policy")
+    assert row["version"] == 1 and '@id("stop")' in row["text"]
+
+
 async def test_keys_are_enough(site: Site) -> None:
     done = open_shop(site.rig)
     async with site.rig.worker():
