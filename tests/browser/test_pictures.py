@@ -132,11 +132,13 @@ def _tools(site: Site) -> None:
     @rig.tool("shop.find_charge", writes=False)
     async def find_charge(charge: str) -> dict[str, Any]:
         """A charge, by its id."""
+        await _work(0.18)
         return {"id": charge, "customer": "Ada Byron", "email": "ada@example.com", "amount": 240}
 
     @rig.tool("bank.status", writes=False)
     async def status(ctx: Context, charge: str) -> dict[str, Any]:
         """What the bank says about a charge."""
+        await _work(0.25)
         if ctx.attempt < 3:
             raise Retryable("the bank answered 503")
         return {"status": "settled"}
@@ -144,6 +146,7 @@ def _tools(site: Site) -> None:
     @rig.tool("risk.score", writes=False)
     async def score(charge: str) -> dict[str, Any]:
         """How likely it is that somebody cheats."""
+        await _work(0.4)
         return {"score": 0.04}
 
     @rig.tool("mail.send", writes=True, risk="low", key="mail:{to}:{template}")
@@ -155,6 +158,11 @@ def _tools(site: Site) -> None:
     async def refund(charge: str, amount: int, reason: str = "") -> dict[str, Any]:
         """Give money back."""
         return {"id": f"re_{charge}", "amount": amount}
+
+
+async def _work(seconds: float) -> None:
+    """Bars of no length make no picture."""
+    await asyncio.sleep(seconds if os.environ.get("KEEP_PICTURES") else 0)
 
 
 async def _refund(site: Site, who: Any, charge: str, amount: int) -> UUID:
