@@ -193,3 +193,19 @@ async def test_an_agent_that_waits_for_anything_else_is_stopped_and_told(
     _, begun = await talk.post("/api/runs", {"workflow": "idle.flow", "input": {}})
     run = await talk.ended(begun["id"])
     assert run["status"] == "failed" and "belongs in a tool" in run["error"]["message"]
+
+
+async def test_nobody_else_calls_what_its_steps_call(talk: Talk) -> None:
+    support(talk, Model())
+    definition = """
+name: anything
+model: scripted
+tools: ["*"]
+script: [{turns: [{calls: [{tool: agent.operation, args: {agent: a, operation: o}}]}, {say: "{result}"}]}]
+"""
+    await talk.http.post("/api/agents", content=definition)
+    run = await talk.ended((await talk.told("go", agent="anything"))["run_id"])
+    assert "There is no tool agent__operation" in run["result"]["text"]
+    async with talk.rig.worker():
+        _, act = await talk.post("/api/acts", {"tool": "agent.operation", "args": {"agent": "a", "operation": "o"}})
+    assert act["status"] == "failed" and "only an agent that runs in a flow" in act["error"]["message"]

@@ -18,5 +18,10 @@ def wire_name(tool: str) -> str:
     return f"{name[: _LONGEST - 9]}_{sha256(tool.encode()).hexdigest()[:8]}"
 
 
+def is_reserved(tool: Tool) -> bool:
+    """For the steps of agents with their own loop, which name what they do in its input; see `own_loop`."""
+    return tool.name in ("agent.operation", "agent.function")
+
+
 def by_wire_name(tools: Iterable[Tool]) -> Mapping[str, Tool]:
     return {wire_name(tool.name): tool for tool in tools}

@@ -42,9 +42,9 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema, to_jsonable_python
 
-from interlock.agents.names import wire_name
+from interlock.agents.names import is_reserved, wire_name
 from interlock.agents.turn import count
-from interlock.errors import Retryable
+from interlock.errors import Terminal
 from interlock.flows import FlowContext, FlowMisused, StepFailed
 from interlock.tools import Context, Registry, registry, tool
 
@@ -93,17 +93,16 @@ class _Operation:
         return await asyncio.get_running_loop().create_task(body(self._body), context=self._context)
 
 
-class _Thread:
+class _Run:
     """One run of an agent, for as long as its flow is at hand."""
 
-    def __init__(self, run_id: UUID, name: str, run: Callable[[], Coroutine[Any, Any, AgentRunResult[Any]]]) -> None:
-        self.run_id = run_id
+    def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, AgentRunResult[Any]]]) -> None:
         self.name = name
         self._said: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._done = asyncio.run_coroutine_threadsafe(self._live(run), _loop())
 
     async def _live(self, run: Callable[[], Coroutine[Any, Any, AgentRunResult[Any]]]) -> AgentRunResult[Any]:
-        _thread.set(self)
+        _current.set(self)
         try:
             return await run()
         finally:
@@ -130,7 +129,7 @@ class _Thread:
         self._done.cancel()
 
 
-_thread: contextvars.ContextVar[_Thread | None] = contextvars.ContextVar("interlock_agent", default=None)
+_current: contextvars.ContextVar[_Run | None] = contextvars.ContextVar("interlock_agent", default=None)
 # What the steps under way in this process do: the bodies of operations cannot be stored, and need not be.
 _under_way: dict[tuple[UUID, str], _Operation] = {}
 
@@ -153,13 +152,13 @@ async def run_agent(
     if Durability.from_agent(agent) is None:
         raise FlowMisused(f"agent {agent.name or ''} is not durable: give it capabilities=[Durability()]")
     more.setdefault("run_id", str(ctx.uuid()))
-    thread = _Thread(ctx.run_id, agent.name or "agent", functools.partial(agent.run, prompt, **more))
+    run = _Run(agent.name or "agent", functools.partial(agent.run, prompt, **more))
     try:
-        while (operation := thread.next()) is not None:
+        while (operation := run.next()) is not None:
             await _do(ctx, operation)
-        return thread.result()
+        return run.result()
     finally:
-        thread.close()
+        run.close()
 
 
 async def _do(ctx: FlowContext, operation: _Operation) -> None:
@@ -182,19 +181,19 @@ class _Backend(JournalCallableOperationBackend[None]):
         self, *, operation_id: DurableOperationId, name: str, body: Callable[[], Awaitable[object]],
         cache_key: tuple[object, ...], config: None,
     ) -> object:  # fmt: skip
-        thread = _thread.get()
-        assert thread is not None
+        run = _current.get()
+        assert run is not None
         match operation_id:
             case ToolsetCallToolId():
                 called, args = cache_key[0], to_jsonable_python(cache_key[1])
-                given = {"agent": thread.name, "function": called, "args": args}
+                given = {"agent": run.name, "function": called, "args": args}
                 operation = _Operation("agent.function", _key(str(called)), given, body)
             case CapabilityOperationId():
-                given = {"agent": thread.name, "function": name, "args": {}}
+                given = {"agent": run.name, "function": name, "args": {}}
                 operation = _Operation("agent.function", _key(name), given, body)
             case _:
-                operation = _Operation("agent.operation", _key(name), {"agent": thread.name, "operation": name}, body)
-        return await thread.ask(operation)
+                operation = _Operation("agent.operation", _key(name), {"agent": run.name, "operation": name}, body)
+        return await run.ask(operation)
 
 
 def _key(name: str) -> str:
@@ -216,7 +215,7 @@ class Durability(BaseDurabilityCapability[Any]):
 
     @property
     def in_durable_context(self) -> bool:
-        return _thread.get() is not None
+        return _current.get() is not None
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return conversation_id_from_run_id(run_id) if self.in_durable_context else None
@@ -247,7 +246,7 @@ class _Governed(AbstractToolset[Any]):
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         offered = {}
         for known in self._tools.all():
-            if known.name.startswith("agent.") or not any(fnmatchcase(known.name, p) for p in self._patterns):
+            if is_reserved(known) or not any(fnmatchcase(known.name, pattern) for pattern in self._patterns):
                 continue
             name = wire_name(known.name)
             definition = ToolDefinition(
@@ -260,13 +259,13 @@ class _Governed(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        thread = _thread.get()
-        if thread is None:
+        run = _current.get()
+        if run is None:
             raise FlowMisused(
                 "the tools of `governed` are called in a flow: run the agent with run_agent(ctx, agent, …)"
             )
         try:
-            return await thread.ask(_Operation((tool.tool_def.metadata or {})["tool"], None, tool_args))
+            return await run.ask(_Operation((tool.tool_def.metadata or {})["tool"], None, tool_args))
         except StepFailed as failed:
             raise ToolFailed(str(failed.error.get("message") or failed.reason)) from failed
 
@@ -291,7 +290,7 @@ def operations(register: Registry = registry) -> None:
 async def _perform(ctx: Context) -> Any:
     operation = _under_way.get((ctx.run_id, ctx.step))
     if operation is None:
-        raise Retryable("the agent that asked for it is not here any more")
+        raise Terminal(f"only an agent that runs in a flow calls this; call what {ctx.step} does by its own name")
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(operation.perform(), _loop()))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from interlock.agents.names import by_wire_name, is_reserved, wire_name
 from interlock.definition.plan import Agent, Plan
 from interlock.engine import sessions
 from interlock.errors import Retryable, Terminal
@@ -60,7 +61,7 @@ async def _ask(
     assert agent is not None
     before = await sessions.memory(database, row, plan)
     messages = conversation([*before, (sessions.message_of(row), journal)], agent.instructions)
-    offered = [tool for tool in tools.all() if agent.may_use(tool.name)]
+    offered = [tool for tool in tools.all() if agent.may_use(tool.name) and not is_reserved(tool)]
     parameters = ModelRequestParameters(function_tools=[_offer(tool) for tool in offered])
     async with model_request_stream(
         model_for(agent), messages, model_settings=_settings(agent), model_request_parameters=parameters
@@ -87,8 +88,6 @@ def _settings(agent: Agent) -> Any:
 def _offer(tool: Tool) -> Any:
     from pydantic_ai.tools import ToolDefinition
 
-    from interlock.agents.names import wire_name
-
     return ToolDefinition(
         name=wire_name(tool.name), description=tool.description or tool.name, parameters_json_schema=tool.input_schema,
         strict=False,
@@ -110,8 +109,6 @@ def _calls(response: Any, offered: Sequence[Tool], journal: Journal) -> list[Map
 
     Decided here and kept: a call must mean the same whoever takes the run up later, with whatever tools.
     """
-    from interlock.agents.names import by_wire_name
-
     known = by_wire_name(offered)
     calls: list[dict[str, Any]] = []
     for part in response.tool_calls:
