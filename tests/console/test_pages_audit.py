@@ -2,7 +2,7 @@
 
 import re
 
-from tests.console.conftest import HOSTILE, Browser, SignIn, text_of
+from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 from interlock.ids import uuid7
