@@ -2,7 +2,7 @@
 
 import re
 
-from tests.console.conftest import HOSTILE, Browser, SignIn, text_of
+from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 from interlock.ids import uuid7
@@ -115,7 +115,7 @@ async def test_pages_are_turned_by_position_and_stay_small(rig: Rig, admin: Brow
         following = re.search(r'href="(/audit\?[^"]*cursor=[^"]+)"', page)
         path = following[1].replace("&amp;", "&") if following else None
     assert seen == list(range(last["position"] + 251, 0, -1))
-    assert "let go by retention" in await admin.get("/audit")
+    assert "no longer in the journal" in await admin.get("/audit")
     assert "not one of ours" in await admin.get("/audit?cursor=eHg", 422)
 
 

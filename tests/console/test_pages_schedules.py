@@ -4,7 +4,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from tests.console.conftest import HOSTILE, Browser, SignIn, text_of
+from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 WORKFLOW = "name: clean\nsteps: [{id: a, tool: t.a}]"

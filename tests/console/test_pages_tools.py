@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from tests.console.conftest import HOSTILE, Browser, text_of
+from tests.console.pages import HOSTILE, Browser, text_of
 from tests.rig import Rig
 
 from interlock.engine import policies

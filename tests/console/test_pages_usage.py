@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.console.conftest import Browser, SignIn, text_of
+from tests.console.pages import Browser, SignIn, text_of
 from tests.rig import Rig
 
 from interlock.console import charts

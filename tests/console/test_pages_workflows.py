@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.console.conftest import HOSTILE, Browser, SignIn, text_of
+from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 YAML = """

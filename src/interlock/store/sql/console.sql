@@ -212,7 +212,7 @@ SELECT md5(string_agg(concat_ws(' ', name, next_at, paused_at, last_run_id, work
 -- ---------------------------------------------------------------- the chain
 
 -- name: newest_sealed
--- From the end of the chain. What retention let go has its place and its link, and nothing else.
+-- From the end of the chain. What is no longer in the journal has its place and its link, and nothing else.
 SELECT sealed.position, encode(sealed.link, 'hex') AS link, sealed.run_id, sealed.seq, e.*
   FROM (
     SELECT * FROM seal WHERE tenant_id = $1 AND ($2::bigint IS NULL OR position < $2) ORDER BY position DESC LIMIT $3
