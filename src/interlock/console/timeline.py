@@ -10,16 +10,11 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from interlock.lifecycle import STEP, StepState
+from interlock.lifecycle import STEP, StepEvent, StepState
 
 WIDTH = 1000
 # Of the width, when what runs would get less than this share of it.
 _BUSY_SHARE = 0.6
-
-_KIND = {
-    StepState.RUNNING: "running", StepState.WAITING_APPROVAL: "approval", StepState.WAITING_EXTERNAL: "waiting",
-    StepState.PENDING: "retry",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -57,8 +52,8 @@ def draw(keys: Iterable[str], entries: Iterable[Any], began: datetime, now: date
             line = lines.setdefault(entry.step, Line(entry.step))
             _follow(line, entry, since)
     for key, (state, at) in since.items():
-        if state not in STEP.terminal and state in _KIND and not (state == StepState.PENDING and not lines[key].bars):
-            lines[key].bars.append(Bar(_KIND[state], at, max(now, at), _says(state, None)))
+        if state in STEP.open and not (state == StepState.PENDING and not lines[key].bars):
+            lines[key].bars.append(_bar(state, at, max(now, at)))
     shown = [line for line in lines.values() if line.bars]
     return _place(shown, began, max([now, *(bar.end for line in shown for bar in line.bars)]))
 
@@ -72,23 +67,30 @@ def _follow(line: Line, entry: Any, since: dict[str, tuple[StepState, datetime]]
         # Of a short attempt only its end is in the journal.
         seen = was is not None and was[0] == StepState.RUNNING
         start = was[1] if was is not None and seen else at - ran
-        if was is not None and not seen and was[0] in _KIND and line.bars:
-            line.bars.append(Bar(_KIND[was[0]], was[1], max(was[1], start), _says(was[0], None)))
-        failed = state == StepState.FAILED or entry.event == "retry"
-        line.bars.append(Bar("failed" if failed else "running", start, at, _says(StepState.RUNNING, entry.attempt)))
-    elif was is not None and was[0] in _KIND and (was[0] != StepState.PENDING or line.bars):
-        line.bars.append(Bar(_KIND[was[0]], was[1], at, _says(was[0], None)))
+        if was is not None and not seen and was[0] in STEP.open and line.bars:
+            line.bars.append(_bar(was[0], was[1], max(was[1], start)))
+        bar = _bar(StepState.RUNNING, start, at, entry.attempt)
+        if state == StepState.FAILED or entry.event == StepEvent.RETRY:
+            bar.kind = "failed"
+        line.bars.append(bar)
+    elif was is not None and was[0] in STEP.open and (was[0] != StepState.PENDING or line.bars):
+        line.bars.append(_bar(was[0], was[1], at))
     started = data.get("started_at")
     begun = datetime.fromisoformat(started) if state == StepState.RUNNING and isinstance(started, str) else at
     since[line.key] = (state, begun)
 
 
-def _says(state: StepState, attempt: int | None) -> str:
-    said = {
-        StepState.RUNNING: "ran", StepState.WAITING_APPROVAL: "waited for people",
-        StepState.WAITING_EXTERNAL: "waited", StepState.PENDING: "waited for its next attempt",
-    }.get(state, str(state))  # fmt: skip
-    return f"{said}, attempt {attempt}" if attempt and attempt > 1 else said
+def _bar(state: StepState, start: datetime, end: datetime, attempt: int | None = None) -> Bar:
+    match state:
+        case StepState.RUNNING:
+            kind, says = "running", "ran"
+        case StepState.WAITING_APPROVAL:
+            kind, says = "approval", "waited for people"
+        case StepState.WAITING_EXTERNAL:
+            kind, says = "waiting", "waited"
+        case _:
+            kind, says = "retry", "waited for its next attempt"
+    return Bar(kind, start, end, f"{says}, attempt {attempt}" if attempt and attempt > 1 else says)
 
 
 def _place(lines: list[Line], began: datetime, ended: datetime) -> Timeline:

@@ -190,8 +190,13 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
 
-// A second press of a button is not a second request.
+// What cannot be taken back is asked about; a second press of a button is not a second request.
 document.addEventListener("submit", (event) => {
+  const question = event.target.dataset.confirm;
+  if (question && !confirm(question)) {
+    event.preventDefault();
+    return;
+  }
   if (event.target.dataset.sent) event.preventDefault();
   event.target.dataset.sent = "yes";
   setTimeout(() => delete event.target.dataset.sent, 4000);
@@ -205,8 +210,4 @@ for (const button of document.querySelectorAll("[data-theme-switch]")) {
     root.dataset.theme = dark ? "light" : "dark";
     document.cookie = `interlock_theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=lax`;
   });
-}
-
-for (const form of document.querySelectorAll("form[data-confirm]")) {
-  form.addEventListener("submit", (event) => { if (!confirm(form.dataset.confirm)) event.preventDefault(); });
 }
