@@ -369,12 +369,13 @@ async def test_without_an_agent_the_built_in_one_does_as_it_is_told(talk: Talk) 
 async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> None:
     rig = talk.rig
     object.__setattr__(rig.settings, "retention_days", 30)
-    old = (await talk.told("hello"))["session_id"]
+    gone = await talk.told("hello")
     kept = await talk.told("hello")
-    later = (await talk.told("again", session_id=kept["session_id"], queue=True))["message_id"]
-    for session in (old, kept["session_id"]):
-        async with rig.worker():
-            await settled(talk, session)
+    for sent in (gone, kept):
+        await talk.ended(sent["run_id"])
+    again = await talk.told("again", session_id=kept["session_id"])
+    await talk.ended(again["run_id"])
+    old, later = gone["session_id"], again["message_id"]
     # As if it had been said after the month that goes.
     await rig.sql("UPDATE message SET run_id = $1 WHERE id = $2", UUID(int=2**128 - 1), UUID(later))
     rig.clock.advance(100 * 86400)
