@@ -116,6 +116,7 @@ class Worker:
         self.me = await self._register()
         ordered_to_end = False
         self.flusher = Flusher(self.database, self.me)
+        self._errands.set()  # a life before this one may have ended while it ran them
         gc.freeze()
         tasks = [
             asyncio.create_task(coroutine, name=name)
