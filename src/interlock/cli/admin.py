@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
 from interlock.lifecycle import Term
@@ -22,9 +23,6 @@ tenants = typer.Typer(
     epilog=example("interlock tenant create acme --max-concurrency 20"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
-Cursor = Annotated[str | None, typer.Option(help="Where the last list ended.")]
 _ONCE = "Keep it now: it is not shown again."
 
 

@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import decisions, show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_object
 from interlock.lifecycle import ApprovalState
@@ -17,7 +18,6 @@ app = typer.Typer(
     no_args_is_help=True, help="See what waits for a person, and decide.", epilog=example("interlock approval list")
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ApprovalId = Annotated[str, typer.Argument(metavar="APPROVAL", help="The approval's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept with the decision.")]
 Digest = Annotated[str | None, typer.Option(help="Decide only if the action is still the one with this digest.")]
@@ -27,8 +27,8 @@ Digest = Annotated[str | None, typer.Option(help="Decide only if the action is s
 def list_approvals(
     ctx: typer.Context,
     status: Annotated[ApprovalState, typer.Option(help="Only approvals in this state.")] = ApprovalState.REQUESTED,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List approvals; unless told otherwise, those that wait for a decision."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from interlock.cli import show
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ app = typer.Typer(
     epilog=example("interlock audit verify"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 ENTRIES: "show.Columns[AuditEntry]" = {
     "position": lambda entry: str(entry.position),
@@ -75,8 +75,8 @@ def list_entries(
     ctx: typer.Context,
     after: Annotated[int, typer.Option(min=0, help="The last position seen.")] = 0,
     run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only this run's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List sealed entries with their positions in the chain, oldest first."""

@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_json, visible
 
@@ -14,8 +15,6 @@ app = typer.Typer(
     help="Tell runs what happened outside, and see what was told.",
     epilog=example("interlock event send bank.settled ch_1042"),
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(
@@ -49,8 +48,8 @@ def list_events(
     type: Annotated[str | None, typer.Option(help="Only events of this type.")] = None,
     correlation: Annotated[str | None, typer.Option(help="Only events about this.")] = None,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only those that no step has waited for yet.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List the events that were sent, newest first, until their time is over."""

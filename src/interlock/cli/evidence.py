@@ -11,6 +11,7 @@ from rich.table import Table
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
 
@@ -27,7 +28,6 @@ app = typer.Typer(
     ),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="Evidence as `get` wrote it; - reads what is piped in.")]
 Key = Annotated[
     Path | None, typer.Option("--key", metavar="PEM", help="The public keys you trust (`interlock audit keys`).")

@@ -1,19 +1,51 @@
 """Faults: the mistakes of a file, a line each, whoever found them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from interlock.cli import show
-from interlock.cli.text import one_line
+from interlock.cli.text import one_line, read_text, visible
 
 if TYPE_CHECKING:
     from interlock.client import ApiError
 
+T = TypeVar("T")
 Faults = Sequence[dict[str, Any]]
 
 _INVALID = ("DEFINITION_INVALID", "POLICY_INVALID")
+
+
+def applied(name: str, apply: Callable[[str], T]) -> T:
+    """What the server makes of a file; its mistakes are printed with their lines."""
+    from interlock.client import ApiError
+
+    try:
+        return apply(read_text(name))
+    except ApiError as error:
+        refuse_faults_in(error, name)
+        raise
+
+
+def check(files: Iterable[str], parse: Callable[..., T], summary: Callable[[T], str], *, as_json: bool) -> None:
+    """Read files without a server, and fail if there are mistakes in them."""
+    from interlock.errors import DefinitionInvalid
+
+    faults: list[dict[str, Any]] = []
+    for name in files:
+        try:
+            plan = parse(read_text(name), file=name)
+        except DefinitionInvalid as invalid:
+            faults += [fault.as_dict() for fault in invalid.faults]
+        else:
+            if not as_json:
+                show.console().print(visible(f"{name}: {summary(plan)}"))
+    if as_json:
+        show.print_json({"ok": not faults, "faults": faults})
+    else:
+        print_faults(faults)
+    fail_on(faults)
 
 
 def refuse_faults_in(error: "ApiError", name: str, *, as_json: bool = False) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import decisions, show
 from interlock.cli.connection import connect
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_params, parse_seconds
 from interlock.lifecycle import Tier
@@ -16,7 +17,6 @@ app = typer.Typer(
     epilog=example("interlock grant give shop.refund --arg charge=ch_1 --for 1h"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _LONGEST_SECONDS = 7 * 86400
 
 

@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit, Version
 from interlock.cli.outcome import example
 from interlock.cli.text import one_line, parse_json, parse_seconds, visible
 from interlock.lifecycle import JobState
@@ -26,7 +27,6 @@ app = typer.Typer(
     epilog=example("interlock job submit resize --inputs @pictures.json --workers 4 --watch"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 RequestId = Annotated[str | None, typer.Option(help="The same id again gives the same answer and changes nothing.")]
 
@@ -45,7 +45,7 @@ def submit(
     inputs: Annotated[str, typer.Option(metavar="JSON|@FILE", help="A list of inputs, one run for each.")] = "[{}]",
     workers: Annotated[int, typer.Option(min=1, max=10, help="Workers that do nothing else meanwhile.")] = 1,
     task: Annotated[str | None, typer.Option(help="What it is for.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="Another version than the newest.")] = None,
+    version: Version = None,
     parent: Annotated[str | None, typer.Option(metavar="JOB", help="The job that waits for this one.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="It is canceled if it takes longer.")] = None,
     request_id: RequestId = None,
@@ -74,8 +74,8 @@ def list_jobs(
     ctx: typer.Context,
     status: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     parent: Annotated[str | None, typer.Option(metavar="JOB", help="Only children of this job.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""

@@ -15,6 +15,7 @@ from interlock.cli import decisions, show
 from interlock.cli.connection import connect
 from interlock.cli.environment import tools_here
 from interlock.cli.faults import Faults, fail_on, print_faults, refuse_faults_in
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import one_line, parse_input, read_text, visible
 from interlock.wire import Role
@@ -29,7 +30,6 @@ app = typer.Typer(
     epilog=example("interlock policy test shop.cedar", "interlock policy apply shop.cedar --backtest"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PolicyFile = Annotated[str, typer.Argument(metavar="FILE", help="A policy in Cedar; - reads what is piped in.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many recorded decisions, newest first.")]
 

@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import decisions, show
 from interlock.cli.connection import connect
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_json
 
@@ -18,7 +19,6 @@ app = typer.Typer(
     epilog=example("interlock receipt list 01990000-0000-7000-8000-000000000000"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ReceiptId = Annotated[str, typer.Argument(metavar="RECEIPT", help="The receipt's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept.")]
 

@@ -7,6 +7,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit, Version
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_input, parse_seconds
 from interlock.lifecycle import RUN, ApprovalState, RunState
@@ -21,7 +22,6 @@ app = typer.Typer(
     epilog=example("interlock run list --status failed"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept with the decision.")]
 
@@ -42,7 +42,7 @@ def start(
     workflow: Annotated[str, typer.Argument(help="The workflow's name.")],
     input: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="The input, a JSON object.")] = None,
     param: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One field of the input.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="Another version than the newest.")] = None,
+    version: Version = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it ended or needs a person.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show its steps until it ended.")] = False,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key again answers the same run.")] = None,
@@ -78,8 +78,8 @@ def list_runs(
     status: Annotated[RunState | None, typer.Option(help="Only runs in this state.")] = None,
     workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
     parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run started.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""

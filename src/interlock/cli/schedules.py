@@ -8,6 +8,7 @@ from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_input, visible
 
@@ -20,7 +21,6 @@ app = typer.Typer(
     epilog=example('interlock schedule create nightly "30 2 * * *" clean-up --timezone Europe/Berlin'),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="The schedule's name.")]
 
 SCHEDULES: "show.Columns[Schedule]" = {
@@ -70,8 +70,8 @@ def create(
 @app.command("list", epilog=example("interlock schedule list"))
 def list_schedules(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List schedules, with their next and last slots."""

@@ -8,6 +8,7 @@ import typer
 from interlock.cli import show
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 
 app = typer.Typer(
@@ -16,7 +17,6 @@ app = typer.Typer(
     epilog=example("interlock secret set stripe_key"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and underscores.")]
 
 
@@ -49,8 +49,8 @@ def _piped() -> str:
 @app.command("list", epilog=example("interlock secret list"))
 def list_secrets(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List the names of the secrets, with their versions."""

@@ -7,6 +7,7 @@ from rich.console import RenderableType
 
 from interlock.cli import show
 from interlock.cli.environment import read_settings, tools_here
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ db = typer.Typer(
     no_args_is_help=True, help="The database: its schema and its state.", epilog=example("interlock db status")
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Concurrency = Annotated[
     int | None, typer.Option(min=1, help="Runs one worker holds at a time; else INTERLOCK_CONCURRENCY.")
 ]

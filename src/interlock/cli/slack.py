@@ -6,6 +6,7 @@ import typer
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
 
@@ -18,7 +19,6 @@ app = typer.Typer(
     epilog=example("interlock slack link T012345 U012345 01990000-0000-7000-8000-000000000000"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Team = Annotated[str, typer.Argument(help="The id of the Slack workspace, like T012345.")]
 User = Annotated[str, typer.Argument(help="The id of the Slack user, like U012345.")]
 

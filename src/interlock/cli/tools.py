@@ -10,6 +10,7 @@ import typer
 from interlock.cli import show
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings, tools_here
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import one_line, visible
 
@@ -23,7 +24,6 @@ app = typer.Typer(
     ),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="What the server is called here; its tools are NAME.tool.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Believe what the server says about its tools, that they only read, say.")

@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.faults import refuse_faults_in
+from interlock.cli.faults import applied
+from interlock.cli.options import Cursor, Files, Json, Limit
 from interlock.cli.outcome import example
-from interlock.cli.text import parse_json, parse_params, read_text, visible
+from interlock.cli.text import parse_json, parse_params, visible
 
 if TYPE_CHECKING:
-    from interlock.client import Client
     from interlock.wire import StoredTrigger, Tried
 
 app = typer.Typer(
@@ -21,8 +21,6 @@ app = typer.Typer(
     epilog=example("interlock trigger apply deploys.yaml", "interlock trigger test deploys --payload @push.json"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="YAML files; - reads what is piped in.")]
 Name = Annotated[str, typer.Argument(help="The trigger's name.")]
 
 TRIGGERS: "show.Columns[StoredTrigger]" = {
@@ -41,25 +39,15 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     from interlock.wire import Page, StoredTrigger
 
     with connect(ctx) as client:
-        applied = [_apply(client, name) for name in files]
-    show.print_page(Page[StoredTrigger](items=applied), TRIGGERS, as_json=as_json)
-
-
-def _apply(client: "Client", name: str) -> "StoredTrigger":
-    from interlock.client import ApiError
-
-    try:
-        return client.apply_trigger(read_text(name))
-    except ApiError as error:
-        refuse_faults_in(error, name)
-        raise
+        stored = [applied(name, client.apply_trigger) for name in files]
+    show.print_page(Page[StoredTrigger](items=stored), TRIGGERS, as_json=as_json)
 
 
 @app.command("list", epilog=example("interlock trigger list"))
 def list_triggers(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List triggers, with where their senders post to."""

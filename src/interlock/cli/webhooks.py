@@ -9,6 +9,7 @@ from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
 from interlock.wire import WebhookEvent
@@ -23,10 +24,7 @@ app = typer.Typer(
     epilog=example("interlock webhook add https://example.com/hook"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id.")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
-Cursor = Annotated[str | None, typer.Option(help="Where the last list ended.")]
 
 _ID = "01990000-0000-7000-8000-000000000000"
 _STYLES = {"delivered": "green", "pending": "yellow", "failed": "red"}

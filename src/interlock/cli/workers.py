@@ -10,6 +10,7 @@ import typer
 from interlock.cli import show
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
+from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.serve import Concurrency, Labels, Tenants, serving
 from interlock.cli.text import visible
@@ -21,7 +22,6 @@ app = typer.Typer(
     epilog=example("interlock worker --concurrency 200", "interlock worker --label gpu", "interlock worker list"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept in its history.")]
 RequestId = Annotated[str | None, typer.Option(help="The same id again gives the same answer and changes nothing.")]

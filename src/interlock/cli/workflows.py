@@ -1,18 +1,18 @@
 """`interlock workflow`: check definitions, publish them, look at what is published."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.faults import fail_on, print_faults, refuse_faults_in
+from interlock.cli.faults import applied, check
+from interlock.cli.options import Cursor, Files, Json, Limit, Version
 from interlock.cli.outcome import example
-from interlock.cli.text import read_text, visible
+from interlock.cli.text import visible
 
 if TYPE_CHECKING:
-    from interlock.client import Client
     from interlock.definition import Plan
     from interlock.wire import Workflow
 
@@ -22,9 +22,6 @@ app = typer.Typer(
     epilog=example("interlock workflow validate refund.yaml", "interlock workflow apply refund.yaml"),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="YAML files; - reads what is piped in.")]
-
 
 @app.command(epilog=example("interlock workflow apply workflows/*.yaml"))
 def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
@@ -32,28 +29,23 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     from interlock.wire import Page, Workflow
 
     with connect(ctx) as client:
-        published = [_publish(client, name) for name in files]
+        published = [applied(name, client.apply_workflow) for name in files]
     show.print_page(Page[Workflow](items=published), show.WORKFLOWS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock workflow validate refund.yaml", "interlock workflow validate - < refund.yaml"))
 def validate(files: Files, as_json: Json = False) -> None:
     """Check definitions without a server; every mistake is a line file:line: path: message."""
-    faults: list[dict[str, Any]] = []
-    for name in files:
-        faults += _check(name, quiet=as_json)
-    if as_json:
-        show.print_json({"ok": not faults, "faults": faults})
-    else:
-        print_faults(faults)
-    fail_on(faults)
+    from interlock.definition import parse
+
+    check(files, parse, _summary, as_json=as_json)
 
 
 @app.command("list", epilog=example("interlock workflow list"))
 def list_workflows(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List published workflows with their newest version."""
@@ -66,7 +58,7 @@ def list_workflows(
 def show_workflow(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="The workflow's name.")],
-    version: Annotated[int | None, typer.Option(min=1, help="Another version than the newest.")] = None,
+    version: Version = None,
     as_json: Json = False,
 ) -> None:
     """Show a published workflow and its source."""
@@ -75,33 +67,9 @@ def show_workflow(
     show.print_view(workflow, lambda: _page(workflow), as_json=as_json)
 
 
-def _publish(client: "Client", name: str) -> "Workflow":
-    from interlock.client import ApiError
-
-    try:
-        return client.apply_workflow(read_text(name))
-    except ApiError as error:
-        refuse_faults_in(error, name)
-        raise
-
-
-def _check(name: str, *, quiet: bool) -> list[dict[str, Any]]:
-    from interlock.definition import parse
-    from interlock.errors import DefinitionInvalid
-
-    text = read_text(name)
-    try:
-        plan = parse(text, file=name)
-    except DefinitionInvalid as invalid:
-        return [fault.as_dict() for fault in invalid.faults]
-    if not quiet:
-        show.console().print(_summary(name, plan))
-    return []
-
-
-def _summary(name: str, plan: "Plan") -> str:
+def _summary(plan: "Plan") -> str:
     steps = " → ".join(f"{step.key} ({step.tool or step.kind})" for step in plan.steps)
-    return visible(f"{name}: {plan.name} is valid: {len(plan.steps)} steps: {steps}")
+    return f"{plan.name} is valid: {len(plan.steps)} steps: {steps}"
 
 
 def _page(workflow: "Workflow") -> RenderableType:
