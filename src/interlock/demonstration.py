@@ -161,6 +161,7 @@ def _show_next(stage: Stage) -> None:
         f"{command} workflow apply examples/refund/refund.yaml" if from_source else "",
         f"{command} run start refund --param charge=ch_1043 --param amount=89" if from_source else "",
         f"{command} key create me --role approver",
+        "open http://127.0.0.1:8420/inbox   # sign in with THAT_KEY and approve; or:",
         f"{command} --key THAT_KEY run approve RUN",
         f"KEY=$(cat {_shown(stage.settings.data_dir.parent / 'admin.key')})",
         'curl -H "Authorization: Bearer $KEY" http://127.0.0.1:8420/api/runs',
