@@ -281,9 +281,19 @@ async def test_a_script_in_a_field_stays_text(site: Site) -> None:
         await page.get_by_role("button", name="Reject").click()
         await page.get_by_role("status").wait_for()
         await site.rig.until(run_id, "failed")
-    for path in ("/inbox", "/runs", f"/runs/{run_id}", f"/runs?q={SCRIPT}", "/runs?workflow=<script>"):
+    http = site.rig.http()
+    job = (await http.post("/api/jobs", json={"task_description": SCRIPT, "workflow": "refund"})).json()
+    worker = (await http.post("/api/workers", json={"name": SCRIPT})).json()
+    session = (await http.post("/api/messages", json={"content": SCRIPT})).json()
+    [asked] = (await http.get(f"/api/approvals?run_id={run_id}")).json()["items"]
+    pages = (
+        "/inbox", f"/approvals/{asked['id']}", "/runs", f"/runs/{run_id}", f"/runs?q={SCRIPT}",
+        "/runs?workflow=<script>", "/jobs", f"/jobs/{job['id']}", "/workers", f"/workers/{worker['id']}", "/sessions",
+        f"/sessions/{session['session_id']}", "/workflows/refund", "/audit", "/usage",
+    )  # fmt: skip
+    for path in pages:
         await page.goto(site.address + path)
-        assert "broken in" not in await page.title()
+        assert await page.title() != "broken in"
         assert await page.locator("main script").count() == 0
     await page.goto(f"{site.address}/runs/{run_id}")
     assert SCRIPT in await page.content() or "&lt;script&gt;" in await page.content()
@@ -293,20 +303,23 @@ async def test_no_serious_finding(site: Site) -> None:
     if not AXE.exists():
         pytest.skip("axe-core is not here and could not be installed: `python -m tests.browser.chromium` says why")
     open_shop(site.rig)
-    async with site.rig.worker():
+    lists = (
+        "/signin", "/inbox", "/runs", "/runs?status=failed", "/sessions", "/workers", "/jobs", "/workflows",
+        "/schedules", "/policy", "/tools", "/audit", "/usage",
+    )  # fmt: skip
+    async with site.rig.worker() as worker:
         [run_id] = await held(site, "ch_1")
-        for scheme in ("light", "dark"):
+        http = site.rig.http()
+        job = (await http.post("/api/jobs", json={"task_description": "all of it", "workflow": "refund"})).json()
+        session = (await http.post("/api/messages", json={"content": "hello"})).json()
+        [asked] = (await http.get(f"/api/approvals?run_id={run_id}")).json()["items"]
+        single = (
+            f"/runs/{run_id}", f"/approvals/{asked['id']}", f"/sessions/{session['session_id']}", f"/jobs/{job['id']}",
+            f"/workers/{worker.me.id}", "/workflows/refund", "/tools/shop.refund",
+        )  # fmt: skip
+        for scheme, paths in (("light", lists + single), ("dark", lists + single[:3])):
             page = await site.visit(color_scheme=scheme)
-            for path in (
-                "/signin",
-                "/inbox",
-                "/runs",
-                f"/runs/{run_id}",
-                "/runs?status=failed",
-                "/sessions",
-                "/workers",
-                "/jobs",
-            ):
+            for path in paths:
                 await page.goto(site.address + path)
                 assert await findings(page) == [], f"{path}, {scheme}"
 

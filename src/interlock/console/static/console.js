@@ -186,6 +186,9 @@ addEventListener("keydown", (event) => {
 
 // ---------------------------------------------------------------- small comforts
 
+// On a phone the menu is a strip, and where one is may be outside of it.
+document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
