@@ -48,7 +48,7 @@ async def _judge(side: engine.Engine) -> float:
     [fold, *_] = Journal(new.id, new.plan, input=None, trigger=None, run={}).steps.values()
     row = {
         "id": new.id, "tenant_id": side.principal.tenant_id, "workspace_id": None, "workflow": new.workflow,
-        "requester": side.principal.facts, "requested_by": side.principal.actor,
+        "requester": side.principal.facts, "requested_by": side.principal.actor, "auto_approve": False,
     }  # fmt: skip
     tool, now = registry.find("bench.write"), datetime.now(UTC)
     assert tool is not None
