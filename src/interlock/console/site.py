@@ -1,10 +1,13 @@
 """The site: which pages there are, and what they look like when something is wrong."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from interlock.console import (
@@ -23,9 +26,11 @@ from interlock.console import (
     workflows,
 )
 from interlock.console.page import SignedOut, flash, menu, plain
-from interlock.errors import Problem
+from interlock.errors import NotFound, Problem, TooLarge, Unavailable
+from interlock.store.pool import TRANSIENT
 
 _STATIC = Path(__file__).parent / "static"
+_FOR_PROGRAMS = ("/api/", "/metrics", "/healthz", "/readyz")
 
 PAGES = (
     signin, approvals, runs, sessions, jobs, workers, workflows, schedules, policy, tools, audit, usage, live,
@@ -37,26 +42,52 @@ def mount(app: FastAPI) -> None:
     for module in PAGES:
         app.include_router(module.router, include_in_schema=False)
     app.mount("/static", _Static(directory=_STATIC), name="static")
-    api_says = app.exception_handlers[Problem]
+    _speak_html(app)
+    app.add_api_route("/", home, include_in_schema=False)
+    app.add_api_route("/favicon.ico", favicon, include_in_schema=False)
 
-    async def says(request: Request, error: Exception) -> Response:
-        """The API answers programs; a person gets a page, or goes back to the one where they pressed the button."""
-        assert isinstance(error, Problem)
-        if request.url.path.startswith(("/api/", "/metrics", "/healthz", "/readyz")):
-            answer: Response = await api_says(request, error)  # type: ignore[misc]
-            return answer
-        if request.method == "POST" and (back := signin.way_back(request)) is not None:
-            return flash(RedirectResponse(back, 303), error.detail or error.title, bad=True)
-        return await plain(request, "problem.html", status=error.status, problem=error)
+
+def _speak_html(app: FastAPI) -> None:
+    """The API answers programs; a person gets a page, or goes back to the one where they pressed the button."""
+    to_programs = dict(app.exception_handlers)
+
+    def handler(kind: type[Exception], problem_of: Callable[[Request, Any], Problem]) -> None:
+        async def says(request: Request, error: Exception) -> Response:
+            answer: Response
+            if request.url.path.startswith(_FOR_PROGRAMS):
+                answer = await to_programs[kind](request, error)
+                return answer
+            problem = problem_of(request, error)
+            if problem.status >= 500:
+                await to_programs[kind](request, error)  # which logs it
+            back = signin.way_back(request) if request.method == "POST" else None
+            if back is not None:
+                return flash(RedirectResponse(back, 303), problem.detail or problem.title, bad=True)
+            return await plain(request, "problem.html", status=problem.status, problem=problem)
+
+        app.add_exception_handler(kind, says)
+
+    handler(Problem, lambda _, error: error)
+    handler(HTTPException, _of_http)
+    handler(Exception, _of_surprise)
 
     async def signed_out(request: Request, _: Exception) -> Response:
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return signin.ask(wanted if request.method == "GET" else None)
 
-    app.add_exception_handler(Problem, says)
     app.add_exception_handler(SignedOut, signed_out)
-    app.add_api_route("/", home, include_in_schema=False)
-    app.add_api_route("/favicon.ico", favicon, include_in_schema=False)
+
+
+def _of_http(request: Request, error: HTTPException) -> Problem:
+    if error.status_code == 413:
+        return TooLarge(error.detail)
+    return NotFound(f"there is no page at {request.url.path}")
+
+
+def _of_surprise(_: Request, error: Exception) -> Problem:
+    if isinstance(error, TRANSIENT):
+        return Unavailable("the database did not answer; try again")
+    return Problem("this is a bug; the server's log has the details")
 
 
 async def home() -> Response:

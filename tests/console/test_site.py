@@ -1,0 +1,89 @@
+"""What holds for every page: who gets in, whose forms are believed, and what people see when something is wrong."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fastapi.routing import APIRoute
+from tests.console.pages import Browser, SignIn
+from tests.rig import Rig
+
+from interlock.console import site
+from interlock.engine import signins, tenants
+
+ROUTES = [route for module in site.PAGES for route in module.router.routes if isinstance(route, APIRoute)]
+FORMS = sorted({route.path for route in ROUTES if "POST" in route.methods} - {"/signin"})
+PAGES = sorted({route.path for route in ROUTES if "GET" in route.methods} - {"/signin"})
+
+
+def filled(path: str) -> str:
+    for name in ("run_id", "approval_id", "session_id", "job_id", "worker_id"):
+        path = path.replace(f"{{{name}}}", str(uuid4()))
+    return path.replace("{event}", "pause").replace("{topic}", "runs").replace("{name}", "x").replace("{order}", "x")
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_form_that_is_not_ours_changes_nothing(path: str, admin: Browser) -> None:
+    for fields in ({}, {"csrf": "0" * 64}, {"csrf": ""}):
+        answer = await admin.client.post(filled(path), data=fields)
+        assert answer.status_code == 403, (path, answer.status_code)
+        assert "before you signed in" in answer.text
+
+
+@pytest.mark.parametrize("path", PAGES + FORMS)
+async def test_nobody_gets_in_without_signing_in(path: str, admin: Browser) -> None:
+    admin.client.cookies.clear()
+    answer = await (admin.client.post(filled(path)) if path in FORMS else admin.client.get(filled(path)))
+    assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (303, "/signin")
+
+
+async def test_a_sign_in_ends_with_its_key_and_with_its_day(rig: Rig, sign_in: SignIn) -> None:
+    browser = await sign_in(name="eva")
+    [key] = [row for row in await tenants.keys(rig.database, rig.admin, None, 10) if row["name"] == "eva"]
+    await rig.database.command(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, key["id"]))
+    assert (await browser.client.get("/inbox")).status_code == 303
+    other = await sign_in(name="ida")
+    rig.clock.advance(timedelta(seconds=signins.SECONDS - 60).total_seconds())
+    assert (await other.client.get("/inbox")).status_code == 200
+    rig.clock.advance(120)
+    assert (await other.client.get("/inbox")).status_code == 303
+
+
+async def test_what_is_not_there_is_told_to_people_as_a_page_and_to_programs_as_a_problem(
+    rig: Rig, admin: Browser
+) -> None:
+    for path in (
+        "/nothing",
+        f"/runs/{uuid4()}",
+        "/runs/x",
+        f"/jobs/{uuid4()}",
+        f"/sessions/{uuid4()}",
+        "/tools/no.such",
+    ):
+        answer = await admin.client.get(path)
+        assert answer.status_code == 404 and "text/html" in answer.headers["content-type"], path
+        assert "content-security-policy" in answer.headers
+    answer = await rig.http().get("/api/nothing")
+    assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("path", ["/runs?status=lost", "/runs?since=1y", "/runs?cursor=!", "/jobs?status=lost"])
+async def test_a_wrong_filter_says_what_would_be_right(path: str, admin: Browser) -> None:
+    answer = await admin.client.get(path)
+    assert answer.status_code == 422 and "text/html" in answer.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    "wanted", ["//evil.example", "https://evil.example", "/\\\\evil.example", "javascript:alert(1)"]
+)
+async def test_signing_in_leads_nowhere_else(wanted: str, rig: Rig, admin: Browser) -> None:
+    answer = await admin.client.post("/signin", data={"key": rig.admin_key, "next": wanted})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+
+
+async def test_another_site_signs_nobody_in(rig: Rig, admin: Browser) -> None:
+    admin.client.cookies.clear()
+    headers: dict[str, Any] = {"Sec-Fetch-Site": "cross-site"}
+    answer = await admin.client.post("/signin", data={"key": rig.admin_key}, headers=headers)
+    assert "set-cookie" not in answer.headers
