@@ -8,7 +8,7 @@ import pytest
 from tests.rig import Hold, Rig
 
 from interlock import Context, Retryable, Terminal
-from interlock.worker import drive, executor, loop
+from interlock.worker import executor, loop, settle
 
 
 def workflow(*steps: str, **top: str) -> str:
@@ -163,7 +163,7 @@ async def test_success_stores_output_and_cost_together(rig: Rig) -> None:
 
 
 async def test_a_retryable_error_waits_two_to_the_n_times_the_base(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive.random, "random", lambda: 0.5)  # no jitter
+    monkeypatch.setattr(settle.random, "random", lambda: 0.5)  # no jitter
     attempts: list[int] = []
 
     @rig.tool("t.flaky")
@@ -198,7 +198,7 @@ async def test_a_retryable_error_waits_two_to_the_n_times_the_base(rig: Rig, mon
 
 
 async def test_a_backoff_list_says_each_delay(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive.random, "random", lambda: 0.5)
+    monkeypatch.setattr(settle.random, "random", lambda: 0.5)
 
     @rig.tool("t.flaky")
     async def flaky() -> None:

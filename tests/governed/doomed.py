@@ -11,7 +11,8 @@ from typing import Any
 from interlock.engine import receipts
 from interlock.tools import Context, DidNotHappen, Happened, Registry, registry, tool
 from interlock.worker import drive as driving
-from interlock.worker.drive import Driver
+from interlock.worker import passage as passing
+from interlock.worker.settle import Settler
 
 PLACES = ("declared", "intent", "before", "after", "settle", "uncommitted")
 
@@ -66,17 +67,18 @@ def stock(shelf: Registry) -> None:
 def doom() -> None:
     """The places that are not in a tool."""
     drive: Any = driving
-    declare, execute, settle, seal = Driver._declare, drive.execute, Driver._settle, receipts.seal
+    passage: Any = passing
+    declare, execute, settle, seal = passage.declare, drive.execute, Settler.settle, receipts.seal
 
-    def declared(self: Driver, *args: Any) -> None:
-        declare(self, *args)
+    def declared(*args: Any) -> None:
+        declare(*args)
         die("declared")
 
     async def executed(*args: Any) -> Any:
         die("intent")
         return await execute(*args)
 
-    def settled(self: Driver, *args: Any, **more: Any) -> None:
+    def settled(self: Settler, *args: Any, **more: Any) -> None:
         die("settle")
         settle(self, *args, **more)
 
@@ -84,8 +86,8 @@ def doom() -> None:
         await seal(*args)
         die("uncommitted")
 
-    setattr(Driver, "_declare", declared)  # noqa: B010
-    setattr(Driver, "_settle", settled)  # noqa: B010
+    passage.declare = declared
+    setattr(Settler, "settle", settled)  # noqa: B010
     drive.execute = executed
     setattr(receipts, "seal", sealed)  # noqa: B010
 

@@ -130,9 +130,9 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         folds = driver._advance().start
         # Of this process alone: whatever else the machine does is not the gate's.
         began = time.process_time()
-        calls = await driver._ready(folds)
+        calls = await driver._passage.ready(folds)
         took[name] = (time.process_time() - began) * 1e6 / 1000
         assert len(calls) == 1000
-        assert len(driver._intents) == (1000 if name == "write" else 0)
+        assert len(driver.run.intents) == (1000 if name == "write" else 0)
     with capsys.disabled():
         print(f"\nthe gate: {took['write']:.0f} µs a write, {took['read']:.0f} µs a read")

@@ -13,6 +13,7 @@ from tests.rig import Hold, Rig
 from interlock import Context, Retryable, Terminal
 from interlock.worker.drive import Driver
 from interlock.worker.loop import Worker
+from interlock.worker.settle import Settler
 
 TRIP = """
 name: trip
@@ -553,7 +554,7 @@ async def test_a_worker_that_dies_at_any_line_leaves_nothing_half_undone(
     shop: Shop, rig: Rig, agency: Agency, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Driven to death at every line of the way: first of the step, then of its failure, then of its undoing."""
-    watched = DRIVING | _codes(Driver._round, Driver._begin_to_undo, Driver._settle_failure)
+    watched = DRIVING | _codes(Driver._round, Driver._begin_to_undo, Settler.settle_failure)
     monkeypatch.setattr(test_crash, "WATCHED", watched)
     booked: dict[UUID, set[str]] = {}
     canceled: dict[UUID, set[str]] = {}

@@ -19,9 +19,12 @@ from interlock.engine import append as append_module
 from interlock.engine import receipts as receipts_module
 from interlock.settings import Settings
 from interlock.tools import Context, DidNotHappen, Happened
-from interlock.worker import executor, flush
+from interlock.worker import executor, flush, receipts
 from interlock.worker.drive import Driver
+from interlock.worker.held import HeldRun
 from interlock.worker.loop import Worker
+from interlock.worker.passage import Passage
+from interlock.worker.settle import Settler
 
 KINDS = ("repeatable", "askable", "neither")
 
@@ -105,8 +108,8 @@ def _codes(*functions: Any) -> set[Any]:
 
 
 DRIVING = _codes(
-    Driver._passes, Driver._declare, Driver._attempt, Driver._save, Driver._take_beside, Driver._write,
-    Driver._do_inline, Driver._settle_outcome, Driver._settle, Driver._seal, Driver.let_go, Driver._leave,
+    Passage._may_write, receipts.declare, Passage.attempt, HeldRun.save, HeldRun._take_beside, HeldRun._write,
+    Driver._do_alone, Driver._settle, Settler.settle, receipts.seal, HeldRun.let_go, Driver._leave,
     executor.execute, executor.attempt, executor.perform, executor.fill, executor.finish, executor.keep,
 )  # fmt: skip
 FLUSHING = _codes(
@@ -119,8 +122,10 @@ WATCHED: set[Any] = set()
 def _run_of(frame: Any) -> UUID | None:
     """Whose line this is."""
     here = frame.f_locals
-    if isinstance(driver := here.get("self"), Driver):
-        return driver.lease.run_id
+    me = here.get("self")
+    for run in (me, here.get("run"), getattr(me, "run", None), getattr(me, "_run", None)):
+        if isinstance(run, HeldRun):
+            return run.lease.run_id
     if (context := here.get("context") or getattr(here.get("call"), "context", None)) is not None:
         run_id: UUID = context.run_id
         return run_id
@@ -158,7 +163,7 @@ async def _drive_to_their_deaths(rig: Rig, crash: CrashAt, monkeypatch: pytest.M
         except Crash:
             crash.switch_on()  # Python stops tracing where a trace function raises
         finally:
-            waiting.discard(self.lease.run_id)
+            waiting.discard(self.run.lease.run_id)
             if not waiting:
                 ended.set()
 
@@ -307,7 +312,7 @@ async def test_a_write_that_was_seen_to_be_slow_is_still_in_doubt_after_a_crash(
         task = asyncio.create_task(worker.run(asyncio.Event()))
         await began.wait()
         worker.drivers[run_id].note_slow_steps(0.0)  # what the worker does after a third of a second
-        await worker.flusher.put(append_module.Write(worker.drivers[run_id].lease, []))
+        await worker.flusher.put(append_module.Write(worker.drivers[run_id].run.lease, []))
         await lose(rig, task)
         question = await shop.held(run_id)
         assert (question["kind"], len(done)) == ("in_doubt", 1)

@@ -42,6 +42,11 @@ class Pass:
     # An approval, a standing grant, or the sender of a message to an agent.
     allowed_by: str | None = None
 
+    def grounds(self) -> dict[str, Any]:
+        """As the journal has them."""
+        grounds: dict[str, Any] = {"decision": self.decision.recorded()}
+        return grounds | {"allowed_by": self.allowed_by} if self.allowed_by else grounds
+
 
 Verdict = Deny | Hold | Pass
 

@@ -33,6 +33,7 @@ from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
 from interlock.worker.gate import Gate
+from interlock.worker.held import HeldRun
 from interlock.worker.memory import give_back, resident_mb
 
 FOREVER = float("inf")
@@ -71,7 +72,7 @@ class Worker:
         self.abandoning = False
         self.crowded = False
         self._alone = False
-        self.on_trial: Driver | None = None
+        self.on_trial: HeldRun | None = None
         self._forgot = False
         self.me = leases.NOBODY
         self.flusher: Flusher
@@ -199,7 +200,7 @@ class Worker:
         await asyncio.wait([claiming], timeout=5)
         claiming.cancel()
         for driver in self.drivers.values():
-            driver._wake.set()
+            driver.run.wake.set()
         await either(self._idle, self.settings.drain_seconds)
         self.abandoning = True
         self._cancel_drivers()
@@ -337,10 +338,10 @@ class Worker:
         await self._idle.wait()
 
     def _let_out(self, driver: Driver, task: "asyncio.Task[None]") -> None:
-        if self.drivers.get(driver.lease.run_id) is driver:
-            del self.drivers[driver.lease.run_id]
+        if self.drivers.get(driver.run.lease.run_id) is driver:
+            del self.drivers[driver.run.lease.run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("drive_failed", run_id=str(driver.lease.run_id), exc_info=error)
+            log.error("drive_failed", run_id=str(driver.run.lease.run_id), exc_info=error)
             # Its lease is still ours. Not at once: what fails every time must not keep us busy.
             asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
         if not self.drivers:
@@ -385,13 +386,13 @@ class Worker:
         self.orders = orders
         self._wake.set()
         for driver in self.drivers.values():
-            driver._wake.set()
+            driver.run.wake.set()
 
-    def gives_back(self, driver: Driver) -> bool:
+    def gives_back(self, run: HeldRun) -> bool:
         """Steps that are under way may finish, and no other is begun: the run is for somebody else."""
         if self.draining or self.orders.status != WorkerState.RUNNING:
             return True
-        return self.orders.job_id is not None and driver.row["job_id"] != self.orders.job_id
+        return self.orders.job_id is not None and run.row["job_id"] != self.orders.job_id
 
     def serves(self, label: str) -> bool:
         return self._alone or label in self.labels

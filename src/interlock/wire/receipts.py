@@ -1,0 +1,36 @@
+"""Receipts: what was done to the outside world."""
+
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, NonNegativeInt
+
+from interlock.lifecycle import ReceiptState
+from interlock.wire.grammar import Body, Id, Name, Text, View
+
+
+class Receipt(View):
+    """One effect on the outside world: what was attempted and what became of it, without the values."""
+
+    id: Id
+    run_id: Id
+    step_key: str
+    tool: str
+    idempotency_key: str
+    status: ReceiptState
+    attempt: NonNegativeInt
+    request_metadata: Any = None
+    response_metadata: Any = None
+    reversible: bool = False
+    undo: str | None = None
+    reversal: dict[str, Any] | None = None
+    created_at: AwareDatetime
+    completed_at: AwareDatetime | None = None
+
+
+class ResolveReceipt(Body):
+    """What became of an effect in doubt. `output` is what the tool would have returned."""
+
+    outcome: Literal["happened", "did_not_happen", "fail"]
+    output: Any = None
+    reason: Text | None = None
+    request_id: Name | None = None

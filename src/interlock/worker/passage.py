@@ -1,0 +1,146 @@
+"""The passage of a step to its doing: resolved, judged, and for a write its intent declared and saved."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from interlock.agents import model_call
+from interlock.definition.plan import StepKind
+from interlock.engine.children import Child
+from interlock.errors import Conflict, NotFound
+from interlock.governance.action import ProposedAction
+from interlock.ids import uuid7
+from interlock.journal import AskKind, StepFold, ask
+from interlock.lifecycle import RunReason, StepEvent, StepState
+from interlock.worker.executor import Call, Failed, prepare, prepare_as, propose_read
+from interlock.worker.gate import Deny, Hold, Pass
+from interlock.worker.held import HeldRun
+from interlock.worker.receipts import declare, over_cap
+from interlock.worker.settle import Settler
+
+
+class Passage:
+    """`hear` is told what models say while they speak."""
+
+    __slots__ = ("_hear", "_run", "_settler")
+
+    def __init__(self, run: HeldRun, settler: Settler, hear: Callable[[StepFold, str], None]) -> None:
+        self._run = run
+        self._settler = settler
+        self._hear = hear
+
+    async def ready(self, folds: list[StepFold]) -> list[Call]:
+        """What does not get through is settled here."""
+        calls = []
+        for fold in folds:
+            if fold.step.kind is StepKind.FLOW:
+                await self._start_child(fold)
+                continue
+            call = self.prepare(fold)
+            if isinstance(call, Failed):
+                self._settler.begin(fold)
+                self._settler.settle_failure(fold, call)
+            elif fold.step.kind is StepKind.MODEL:
+                calls.append(call)  # what it wants done is judged, call by call
+            elif call.action is None:
+                gate = self._run.worker.gate
+                if gate.lets_read(self._run.lease.tenant_id, call.tool.name) or await self._may_read(call):
+                    calls.append(call)
+            elif await self._may_write(call):
+                calls.append(call)
+        return calls
+
+    async def attempt(self, calls: list[Call]) -> list[Call]:
+        """Save, and leave out the effects that have their answer already."""
+        answer = await self._run.save()
+        remaining = []
+        for call in calls:
+            prior = answer.receipts.get(call.receipt_id) if call.receipt_id else None
+            if prior is None:
+                remaining.append(call)
+            else:
+                self._settler.settle_from(call, prior)
+        return remaining
+
+    def prepare(self, fold: StepFold) -> Call | Failed:
+        run, shop = self._run, self._run.worker.shop
+        run_id, tenant_id, scope = run.lease.run_id, run.lease.tenant_id, run.journal.scope_of(fold)
+        if fold.step.kind is StepKind.MODEL:
+            tool = model_call(run.worker.database, shop.tools, run.row, run.journal, partial(self._hear, fold))
+            call = prepare_as(tool, shop, fold, scope, run_id, tenant_id)
+        else:
+            call = prepare(shop, fold, scope, run_id, tenant_id)
+        if run.traceparent is not None and isinstance(call, Call):
+            call.context._traceparent = run.traceparent
+        return call
+
+    async def _start_child(self, fold: StepFold) -> None:
+        """The child is there with the entry that says that the step waits for it."""
+        run, step = self._run, fold.step
+        assert step.workflow is not None
+        try:
+            version, plan = await run.worker.plans.current(run.lease.tenant_id, step.workflow, step.version)
+        except (NotFound, Conflict) as error:
+            self._settler.begin(fold)
+            self._settler.fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
+            return
+        child = Child(
+            uuid7(), run.row, step.key, step.workflow, version, fold.input(run.journal.scope), plan.timeout,
+            plan.max_concurrency is not None, run.traceparent,
+        )  # fmt: skip
+        data = {"child": str(child.id), "workflow": step.workflow, "version": version}
+        run.journal.move_step(fold, StepEvent.PARK, actor=run.actor, data=data)
+        run.children.append(child)
+
+    # ------------------------------------------------------------ the gate
+
+    async def _may_write(self, call: Call) -> bool:
+        fold = call.fold
+        if fold.status == StepState.RUNNING:
+            return True  # reclaimed: it was judged before its intent was declared
+        assert call.action is not None
+        if (over := over_cap(self._run, fold)) is not None:
+            self._settler.begin(fold)
+            self._settler.fail(fold, over, RunReason.CAP_EXCEEDED)
+            return False
+        passed = await self._judged(fold, call.action)
+        if passed is not None:
+            declare(self._run, call, passed)
+        return passed is not None
+
+    async def _may_read(self, call: Call) -> bool:
+        """Judged anew at every try. Nothing is declared before it: what let it through goes with the step's end."""
+        run = self._run
+        if await run.worker.gate.needs_no_judge(run.lease.tenant_id, call.tool.name):
+            return True
+        action = propose_read(run.worker.shop, call)
+        if isinstance(action, Failed):
+            self._settler.begin(call.fold)
+            self._settler.settle_failure(call.fold, action)
+            return False
+        passed = await self._judged(call.fold, action)
+        if passed is not None:
+            call.grounds = passed.grounds()
+        return passed is not None
+
+    async def _judged(self, fold: StepFold, action: ProposedAction) -> Pass | None:
+        """What is denied or held is taken down here."""
+        run = self._run
+        verdict = await run.worker.gate.judge(run.row, fold, action, run.now())
+        match verdict:
+            case Deny(decision):
+                self._settler.begin(fold)
+                error: dict[str, Any] = {
+                    "type": "PolicyDenied",
+                    "message": decision.reason,
+                    "rules": list(decision.rule_ids),
+                }
+                self._settler.fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
+                return None
+            case Hold(decision, about):
+                self._settler.begin(fold)
+                data = {"decision": decision.recorded()}
+                run.asks.append(ask(run.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
+                return None
+            case Pass():
+                return verdict

@@ -1,0 +1,74 @@
+"""Recovery: what was cut off is begun again where that is safe; else a person is asked."""
+
+import time
+from uuid import UUID
+
+from interlock.engine.receipts import Seal
+from interlock.governance.action import ProposedAction
+from interlock.journal import AskKind, EntryType, StepFold, ask
+from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
+from interlock.store.pool import Row
+from interlock.tools import DidNotHappen, Happened
+from interlock.worker.executor import Call, finish, reconcile
+from interlock.worker.held import HeldRun
+from interlock.worker.passage import Passage
+from interlock.worker.settle import Settler
+
+
+class Recovery:
+    """A write is begun again if nothing was attempted, the tool is idempotent, or its system says it did not happen."""
+
+    __slots__ = ("_passage", "_run", "_settler")
+
+    def __init__(self, run: HeldRun, passage: Passage, settler: Settler) -> None:
+        self._run = run
+        self._passage = passage
+        self._settler = settler
+
+    async def reclaim(self, fold: StepFold) -> None:
+        """Begun again, and counted: no step kills workers for ever."""
+        if fold.reclaims >= self._run.worker.settings.max_reclaims:
+            message = f"its worker was lost {fold.reclaims + 1} times"
+            error = {"type": "Orphaned", "message": message, "code": "RUN_ORPHANED"}
+            self._settler.fail(fold, error, RunReason.ORPHANED, receipt=ReceiptState.IN_DOUBT)
+        elif fold.receipt_id is None or await self.may_repeat(fold):
+            data = {"receipt_id": fold.receipt_id} if fold.receipt_id else None
+            self._run.journal.move_step(fold, StepEvent.RECLAIM, actor=self._run.actor, data=data)
+
+    async def may_repeat(self, fold: StepFold) -> bool:
+        """An effect was under way. True if it may be attempted again; else its outcome was recorded."""
+        shop, call = self._run.worker.shop, self._passage.prepare(fold)
+        if isinstance(call, Call) and call.tool.idempotent:
+            return True
+        answer = await reconcile(shop, call) if isinstance(call, Call) else None
+        match answer:
+            case DidNotHappen():
+                return True
+            case Happened(output):
+                assert isinstance(call, Call)
+                self._settler.settle(call, finish(shop, call, output), time.perf_counter(), reconciled=True)
+            case None:
+                self._doubt(fold, call.action if isinstance(call, Call) else None)
+        return False
+
+    def _doubt(self, fold: StepFold, action: ProposedAction | None) -> None:
+        """Nobody knows whether it happened: a person has to find out and say."""
+        assert fold.receipt_id is not None
+        self._run.seals.append(Seal(UUID(fold.receipt_id), ReceiptState.IN_DOUBT))
+        shown = action.as_dict() if action else {"tool": fold.step.tool, "fields": {}}
+        self._run.asks.append(
+            ask(
+                self._run.journal, fold, StepEvent.HOLD, AskKind.IN_DOUBT, tier=Tier.HIGH, two_person=False,
+                expires_in=30 * 86400.0, summary=f"{fold.step.tool} was interrupted. Did it happen?", action=shown,
+                digest=fold.receipt_id, receipt_id=fold.receipt_id,
+                reason="the worker was lost or the call was cut off",
+            )
+        )  # fmt: skip
+
+
+def nobody_went_on(entries: list[Row]) -> bool:
+    """The last that was written under a lease is that it was lost.
+
+    Asked of the journal and not of the claim: its answer can get lost, and a holder can give the run back untouched.
+    """
+    return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED

@@ -1,0 +1,106 @@
+"""Settling: a step is begun, and what became of it is taken down."""
+
+import random
+import time
+from datetime import timedelta
+from typing import Any
+
+from interlock.definition.plan import StepKind
+from interlock.engine.receipts import Prior
+from interlock.journal import NO_OUTPUT, StepFold
+from interlock.lifecycle import ReceiptState, RunReason, StepEvent, StepState
+from interlock.telemetry import metrics
+from interlock.tools import Context
+from interlock.worker.executor import Call, Done, Failed, Interrupted, Outcome, elapsed_ms
+from interlock.worker.held import HeldRun
+from interlock.worker.receipts import seal
+from interlock.worker.telling import Teller
+from interlock.worker.trial import end_trial
+
+
+class Settler:
+    __slots__ = ("_run", "_teller", "has_begun")
+
+    def __init__(self, run: HeldRun, teller: Teller) -> None:
+        self._run = run
+        self._teller = teller
+        # Any step at all, in this worker's hands.
+        self.has_begun = False
+
+    def begin(self, fold: StepFold) -> float:
+        self.has_begun = True
+        if fold.status == StepState.PENDING:
+            self._run.journal.begin(fold)
+        return time.perf_counter()
+
+    def settle(self, call: Call, outcome: Outcome, began: float, *, reconciled: bool = False) -> None:
+        run, fold, duration_ms = self._run, call.fold, elapsed_ms(began)
+        end_trial(run)
+        self._teller.forget_slow(fold)
+        metrics.step_took(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
+        match outcome:
+            case Done(output, context):
+                data: dict[str, object] = {"duration_ms": duration_ms, **_costs(context)}
+                if context._idempotency_key:
+                    data["idempotency_key"] = context._idempotency_key
+                data |= call.grounds or {}
+                if reconciled:
+                    data["reconciled"] = True
+                seal(run, fold, ReceiptState.SUCCEEDED, output, call.tool)
+                self._teller.tell_rest(fold)
+                run.journal.move_step(fold, StepEvent.SUCCEED, actor=run.actor, data=data, output=output)
+                if fold.step.kind is StepKind.MODEL:
+                    self._teller.tell_whole(fold)
+            case Failed():
+                self.settle_failure(fold, outcome, duration_ms, call.grounds)
+            case Interrupted():
+                self._teller.tell_rest(fold)
+                seal(run, fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
+                run.journal.move_step(fold, StepEvent.CANCEL, actor=run.actor, data={"duration_ms": duration_ms})
+
+    def settle_failure(
+        self, fold: StepFold, failed: Failed, duration_ms: float = 0.0, grounds: dict[str, Any] | None = None
+    ) -> None:
+        run = self._run
+        self._teller.forget_said()
+        data: dict[str, object] = {"duration_ms": duration_ms, "error": failed.error, **_costs(failed.context)}
+        data |= grounds or {}
+        seal(run, fold, ReceiptState.SUCCEEDED if failed.happened else ReceiptState.FAILED)
+        failures = fold.failures + 1
+        retry = fold.step.retry
+        if failed.retryable and failures < retry.max_attempts:
+            delay = max(retry.delay(failures, random.random()), failed.after or 0)
+            data["next_run_at"] = run.now() + timedelta(seconds=delay)
+            run.journal.move_step(fold, StepEvent.RETRY, actor=run.actor, data=data)
+            return
+        data["reason"] = RunReason.ATTEMPTS_EXHAUSTED if failed.retryable else RunReason.TERMINAL_ERROR
+        run.journal.move_step(fold, StepEvent.FAIL, actor=run.actor, data=data)
+
+    def fail(
+        self, fold: StepFold, error: dict[str, Any], reason: RunReason, *,
+        receipt: ReceiptState = ReceiptState.FAILED, **more: Any,
+    ) -> None:  # fmt: skip
+        seal(self._run, fold, receipt)
+        data = {"error": error, "reason": reason, **more}
+        self._run.journal.move_step(fold, StepEvent.FAIL, actor=self._run.actor, data=data)
+
+    def settle_from(self, call: Call, prior: Prior) -> None:
+        """The key was used before: for this very effect, or for another, which is an error somebody must see."""
+        fold = call.fold
+        if call.action is None or prior.digest not in (call.action.digest, None):
+            message = (
+                f"the idempotency key {prior.key} was used for another action (run {prior.run_id}, step {prior.step})"
+            )
+            self.fail(fold, {"type": "ReceiptConflict", "message": message}, RunReason.TERMINAL_ERROR)
+        elif prior.status == ReceiptState.SUCCEEDED:
+            data = {"replayed_from": str(prior.run_id)} | ({"receipt_id": str(prior.id)} if prior.id else {})
+            output = prior.output or NO_OUTPUT
+            self._run.journal.move_step(fold, StepEvent.SUCCEED, actor=self._run.actor, data=data, output=output)
+        else:
+            where = f"run {prior.run_id}, step {prior.step}" if prior.run_id else "another run"
+            message = f"the same effect is {prior.status} in {where}"
+            self.settle_failure(fold, Failed({"type": "EffectUnderWay", "message": message}, True, 1.0, None))
+
+
+def _costs(context: Context | None) -> dict[str, object]:
+    return {"cost_usd": context.cost_usd, "costs": context.costs} if context and context.costs else {}
