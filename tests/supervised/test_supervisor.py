@@ -29,6 +29,11 @@ async def sleep(seconds: float) -> int:
     await asyncio.sleep(seconds)
     return os.getpid()
 """
+POISON = """
+@tool("t.poison")
+async def poison() -> int:
+    os.kill(os.getpid(), 9)
+"""
 WORKFLOW = '{name: sleep, steps: [{id: a, tool: t.sleep, input: {seconds: "${input.seconds}"}}]}'
 
 
@@ -198,6 +203,36 @@ async def test_a_worker_that_was_asked_for_gets_a_process_and_obeys(rig: Rig) ->
         await until(lambda: _gone(pid), 5)
         # It was asked for, and then it was asked to end: there is no other in its place.
         assert await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL") == []
+
+
+async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(rig: Rig, base: Path) -> None:
+    (base / "sleepy.py").write_text(SLEEPY + POISON)
+    await rig.apply(WORKFLOW)
+    await rig.apply("{name: poison, steps: [{id: a, tool: t.poison}]}")
+    async with supervised(rig, 1) as supervisor:
+        poison, harmless = await rig.start("poison"), await rig.start("sleep", {"seconds": 0})
+
+        async def over() -> Any:
+            return [row for row in await rig.sql("SELECT id, status, reason FROM run") if row["status"] == "failed"]
+
+        [row] = await until(over, 90)
+        assert (row["id"], row["reason"]) == (poison, "orphaned")
+        assert (await rig.until(harmless, "succeeded", seconds=60))["status"] == "succeeded"
+        assert supervisor.slots[0].gave_up is None
+
+
+def test_only_crashes_without_work_and_soon_after_the_start_are_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = module.Slot(module.Terms(1))
+    for _ in range(30):
+        slot.note_crash(1.0, "killed", at_work=True)
+    assert slot.gave_up is None and slot.not_before > time.monotonic() + 5
+    for _ in range(module.MOST_CRASHES - 1):
+        slot.note_crash(1.0, "killed")
+    slot.note_crash(60.0, "killed")
+    assert slot.gave_up is None
+    for _ in range(module.MOST_CRASHES):
+        slot.note_crash(1.0, "killed")
+    assert slot.gave_up is not None
 
 
 async def test_a_crash_loop_is_ended_and_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

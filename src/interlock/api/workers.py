@@ -1,40 +1,60 @@
 """/api/workers, /api/supervisor"""
 
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, change, page
-from interlock.api.views import dump, supervisor_view, worker_view
+from interlock.api.services import Json, Services, Svc, Who, change, number_cursor, page
+from interlock.api.views import dump, history_view, supervisor_view, worker_view
 from interlock.engine import leases, workers
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import Principal
+from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.engine.workers import Terms
+from interlock.errors import Forbidden
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Row, Tx
-from interlock.wire import NewWorker, Order, Page, Supervisor, Worker
+from interlock.wire import JobEvent, NewWorker, Order, Page, Supervisor, Worker
 
 router = APIRouter(prefix="/api", tags=["workers"])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("/workers", response_model=Page[Worker])
 async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
-    """Those that are there, and those that left within the last hour; with `all`, every one ever."""
+    """Those that are there, and those that left within the last hour; with `all`, every one ever.
+
+    Where they are and what they said is told to the tenant `default`, which operates them.
+    """
     who.require(Permission.READ)
     rows = await found.database.fetch("list_workers", found.database.clock(), all)
-    return Json(page(rows, len(rows), worker_view))
+    return Json(page([workers.seen_by(who, row) for row in rows], len(rows), worker_view))
 
 
 @router.get("/workers/{worker_id}", response_model=Worker)
 async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
     """A worker with its `state_history`, and where on its host its log is."""
     who.require(Permission.READ)
-    row = await workers.get(found.database, worker_id)
+    row = workers.seen_by(who, await workers.get(found.database, worker_id))
     log = f"{row['log_dir']}/worker-{worker_id}.log" if row["log_dir"] else None
-    return Json(worker_view(row, await found.database.fetch("transitions_of", worker_id)) | {"log": log})
+    history = workers.history_for(who, await found.database.fetch("transitions_of", worker_id))
+    return Json(worker_view(row, history) | {"log": log})
+
+
+@router.get("/workers/{worker_id}/events", response_model=Page[JobEvent])
+async def events(worker_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 500) -> Response:
+    """All that happened to a worker: its transitions, and the jobs that it was reserved for and released from."""
+    who.require(Permission.READ)
+    if not workers.oversees(who):
+        raise Forbidden(f"what happened to workers is told to tenant {DEFAULT_TENANT}, which operates them")
+    await workers.get(found.database, worker_id)
+    rows = await found.database.fetch("history_of", worker_id, number_cursor(cursor), limit + 1)
+    return Json(page(rows, limit, history_view, key="seq"))
 
 
 @router.post("/workers", status_code=201, response_model=Worker)
@@ -71,6 +91,8 @@ async def start(worker_id: UUID, request: Request, found: Svc, who: Who, body: O
 async def list_supervisors(found: Svc, who: Who) -> Response:
     """The hosts on which workers can be started, and those that left within the last hour."""
     who.require(Permission.READ)
+    if not workers.oversees(who):
+        raise Forbidden(f"where workers run is told to tenant {DEFAULT_TENANT}, which operates them")
     rows = await found.database.fetch("list_supervisors", found.database.clock())
     return Json(page(rows, len(rows), supervisor_view))
 

@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.serve import Concurrency, Labels, Tenants, serving
 from interlock.cli.text import visible
+
+if TYPE_CHECKING:
+    from interlock.client import Client
+    from interlock.wire import JobEvent
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -65,6 +69,7 @@ def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) 
     """Show a worker and everything that happened to it."""
     with connect(ctx) as client:
         found = client.worker(worker_id)
+        reserved = _reservations(client, worker_id)
     if as_json:
         show.print_json(found)
         return
@@ -78,6 +83,19 @@ def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) 
         )
     )  # fmt: skip
     out.print(show.table(found.state_history or [], show.HISTORY))
+    for event in reserved:
+        what = "reserved for" if event.type == "worker_reserved" else "released from"
+        out.print(f"{show.moment(event.at)}  {what} job {event.data.get('job_id')}", style="dim")
+
+
+def _reservations(client: "Client", worker_id: str) -> "list[JobEvent]":
+    """The jobs that it was for; nothing where one is not told."""
+    from interlock.client import ApiError
+
+    try:
+        return [event for event in client.worker_events(worker_id).items if "job_id" in event.data]
+    except ApiError:
+        return []
 
 
 @app.command(epilog=example("interlock worker create --label gpu --start"))

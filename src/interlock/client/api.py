@@ -660,6 +660,11 @@ class Api:
         return get(at("/api/workers/{}", worker_id), Worker)
 
     @endpoint
+    def worker_events(self, worker_id: str, *, limit: int = 500, cursor: str | None = None) -> Call[Page[JobEvent]]:
+        """All that happened to it: its transitions, and the jobs that it was reserved for and released from."""
+        return get(at("/api/workers/{}/events", worker_id), Page[JobEvent], limit=limit, cursor=cursor)
+
+    @endpoint
     def create_worker(
         self, *, name: str | None = None, workspace_id: str | None = None, host: str | None = None,
         labels: Iterable[str] = ("default",), tenants: Iterable[str] | None = None, concurrency: int | None = None,

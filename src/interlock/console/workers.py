@@ -9,7 +9,6 @@ from fastapi.responses import Response
 from interlock.api.views import state_history
 from interlock.console.page import Said, Visit, Visitor, done, number_of, render, uuid_of
 from interlock.engine import leases, workers
-from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.engine.workers import DEFAULT_LABEL, Terms
 from interlock.errors import NotFound
 from interlock.governance.roles import Permission
@@ -30,8 +29,8 @@ _TOLD = {
 async def listed(request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
-    rows = await database.fetch("list_workers", database.clock(), False)
-    hosts = await database.fetch("list_supervisors", database.clock())
+    rows = [workers.seen_by(visit.who, row) for row in await database.fetch("list_workers", database.clock(), False)]
+    hosts = await database.fetch("list_supervisors", database.clock()) if workers.oversees(visit.who) else []
     return await render(
         request, visit, "workers.html", workers=[row for row in rows if row["stopped_at"] is None],
         gone=[row for row in rows if row["stopped_at"] is not None][:20], hosts=hosts, may=_may(visit), orders=_orders,
@@ -43,9 +42,9 @@ async def listed(request: Request, visit: Visit) -> Response:
 async def show(worker_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database, wanted = visit.services.database, uuid_of(worker_id, "worker")
-    row = await workers.get(database, wanted)
+    row = workers.seen_by(visit.who, await workers.get(database, wanted))
     held = await database.fetch("held_by", wanted, visit.who.tenant_id, visit.who.workspace_id)
-    history = await database.fetch("transitions_of", wanted)
+    history = workers.history_for(visit.who, await database.fetch("transitions_of", wanted))
     return await render(
         request, visit, "worker.html", worker=row, held=held, history=state_history(history), may=_may(visit),
         orders=_orders, live="/live/workers",
@@ -53,8 +52,7 @@ async def show(worker_id: str, request: Request, visit: Visit) -> Response:
 
 
 def _may(visit: Visitor) -> bool:
-    """As `workers.require_supervisor`: they are shared by all tenants."""
-    return visit.may(Permission.SUPERVISE) and visit.who.tenant == DEFAULT_TENANT and visit.who.workspace_id is None
+    return visit.may(Permission.SUPERVISE) and workers.oversees(visit.who)
 
 
 def _orders(row: Row) -> list[WorkerEvent]:

@@ -29,10 +29,28 @@ class Terms:
     workspace_id: str | None = None
 
 
+def oversees(who: Principal) -> bool:
+    """Workers are shared by all tenants; who runs them is the tenant that was there first."""
+    return who.tenant == DEFAULT_TENANT and who.workspace_id is None
+
+
+def seen_by(who: Principal, row: Row) -> Row:
+    """A worker as others than its operators see it: that it is there, and not where, for whom or what it said."""
+    if oversees(who):
+        return row
+    own_job = row["job_id"] if row["job_tenant"] == who.tenant_id else None
+    hidden = ("host", "pid", "reason", "tenants", "workspace_id", "supervisor_id", "log_dir")
+    return {**row, **dict.fromkeys(hidden), "job_id": own_job}
+
+
+def history_for(who: Principal, rows: list[Row]) -> list[Row]:
+    return rows if oversees(who) else [{**row, "reason": None, "actor": "system"} for row in rows]
+
+
 def require_supervisor(who: Principal) -> None:
-    """Workers are shared by all tenants, so one tenant's operator cannot stop them for the others."""
+    """One tenant's operator cannot stop them for the others."""
     who.require(Permission.SUPERVISE)
-    if who.tenant != DEFAULT_TENANT or who.workspace_id is not None:
+    if not oversees(who):
         raise Forbidden(f"workers are supervised by operators and admins of tenant {DEFAULT_TENANT}")
 
 

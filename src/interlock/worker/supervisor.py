@@ -30,7 +30,7 @@ _STARTUP_SECONDS = 60.0
 # Restarts wait longer and longer, up to this; a process that lived for a while starts from the beginning.
 _LONGEST_DELAY = 10.0
 _LIVED_SECONDS = 10.0
-# After so many that did not live, it is the program or its surroundings: more of them would not help.
+# After so many that ended before they had work, it is the program or its surroundings: more would not help.
 MOST_CRASHES = 6
 _MOST_LOG_BYTES = 32_000_000
 _KEEP_LOGS = 100
@@ -72,15 +72,20 @@ class Slot:
     worker_id: UUID | None = None
     process: Process | None = None
     crashes: int = 0
+    # Those of them that had not even begun to work.
+    idle_crashes: int = 0
     not_before: float = 0.0
     gave_up: str | None = None
 
-    def note_crash(self, lived: float, why: str) -> None:
-        self.crashes = 1 if lived > _LIVED_SECONDS else self.crashes + 1
-        delay = min(0.2 * 2 ** (self.crashes - 1), _LONGEST_DELAY)
+    def note_crash(self, lived: float, why: str, *, at_work: bool = False) -> None:
+        """A step that kills its worker is given up by its run; the place for a worker stays, for all other runs."""
+        lasted = lived > _LIVED_SECONDS
+        self.crashes = 0 if lasted else self.crashes + 1
+        self.idle_crashes = 0 if lasted or at_work else self.idle_crashes + 1
+        delay = min(0.2 * 2 ** max(self.crashes - 1, 0), _LONGEST_DELAY)
         self.not_before = time.monotonic() + delay
-        if self.crashes >= MOST_CRASHES:
-            self.gave_up = f"crash loop: {self.crashes} processes ended soon after their start, the last {why}"
+        if self.idle_crashes >= MOST_CRASHES:
+            self.gave_up = f"crash loop: {self.idle_crashes} processes ended soon after their start, the last {why}"
 
 
 class Supervisor:
@@ -221,6 +226,7 @@ class Supervisor:
         assert slot.process is not None and slot.worker_id is not None and slot.process.ended is not None
         self._copy_log(slot)
         worker_id, lived, why = slot.worker_id, time.monotonic() - slot.process.began, _described(slot.process)
+        at_work: bool = await self._database.value("holds_runs", worker_id)
         await workers.bury(self._database, worker_id, self.actor, why)
         await leases.take_back(self._database)
         row = await workers.get(self._database, worker_id)
@@ -234,7 +240,7 @@ class Supervisor:
             return
         if not slot.kept:  # somebody asked for it, and it crashed: there shall be another
             slot.kept = True
-        slot.note_crash(lived, why)
+        slot.note_crash(lived, why, at_work=at_work)
         metrics.worker_restarts.inc()
         if slot.gave_up:
             log.error("worker_crash_loop", worker=row["name"], reason=slot.gave_up)

@@ -172,6 +172,11 @@ WITH free AS MATERIALIZED (
   SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
          'worker_reserved', 'system:jobs', jsonb_build_object('job_id', $2)
     FROM reserved
+), told AS (
+  INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
+  SELECT $2, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = $2), 0), 'job', coalesce($1, now()),
+         'job_workers', 'system:jobs', jsonb_build_object('workers', jsonb_agg(id))
+    FROM reserved HAVING count(*) > 0
 )
 SELECT id, pg_notify('interlock_worker', id::text)::text FROM reserved;
 

@@ -64,15 +64,20 @@ SELECT status, job_id, stopped_by, (SELECT count(*) FROM run WHERE lease_worker 
   FROM worker WHERE id = $1;
 
 -- name: get_worker
-SELECT worker.*, supervisor.log_dir, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds
+SELECT worker.*, supervisor.log_dir, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
+       (SELECT tenant_id FROM job WHERE job.id = worker.job_id) AS job_tenant
   FROM worker LEFT JOIN supervisor ON supervisor.id = worker.supervisor_id
  WHERE worker.id = $1;
 
 -- name: list_workers
-SELECT worker.*, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds
+SELECT worker.*, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
+       (SELECT tenant_id FROM job WHERE job.id = worker.job_id) AS job_tenant, NULL::text AS log_dir
   FROM worker
  WHERE $2 OR stopped_at IS NULL OR stopped_at > coalesce($1, now()) - interval '1 hour'
  ORDER BY id DESC LIMIT 500;
+
+-- name: holds_runs
+SELECT EXISTS (SELECT FROM run WHERE lease_worker = $1);
 
 -- name: count_workers_by_status
 SELECT status, count(*) FROM worker WHERE stopped_at IS NULL GROUP BY status;
