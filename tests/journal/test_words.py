@@ -120,17 +120,25 @@ def test_a_word_about_another_question_or_one_that_is_answered_changes_nothing()
 # ---------------------------------------------------------------- cancel
 
 
-def cancel(made: Journal, *, in_flight: bool) -> None:
-    data = {"reason_code": RunReason.INTERRUPTED, "said": "enough"}
+def cancel(made: Journal, *, in_flight: bool, why: RunReason = RunReason.INTERRUPTED) -> None:
+    data = {"reason_code": why, "said": "enough"}
     apply_word(made, Word(Command.CANCEL, "ann", data), in_flight=in_flight)
 
 
 def test_with_nothing_in_flight_a_cancel_ends_the_run_at_once() -> None:
     made = asked()
-    cancel(made, in_flight=False)
+    cancel(made, in_flight=False, why=RunReason.CANCELED_BY_USER)
     (entry,) = made.take_unsaved()
     assert (entry.event, entry.to_state, entry.type) == ("cancel", "canceled", "run_completed")
-    assert entry.data == {"reason": "interrupted", "said": "enough", "asked": "interrupted"}
+    assert entry.data == {"reason": "canceled_by_user", "said": "enough", "asked": "canceled_by_user"}
+    assert (made.status, made.reason) == (RunState.CANCELED, RunReason.CANCELED_BY_USER)
+    assert states(made) == {"a": "succeeded", "gate": "canceled", "b": "canceled", "c": "canceled"}
+
+
+def test_an_interrupt_is_seen_to_stop_the_run_also_with_nothing_in_flight() -> None:
+    made = asked()
+    cancel(made, in_flight=False)
+    assert lines(made) == ["run -cancel-> canceling", "run -stopped-> canceled"]
     assert (made.status, made.reason) == (RunState.CANCELED, RunReason.INTERRUPTED)
     assert states(made) == {"a": "succeeded", "gate": "canceled", "b": "canceled", "c": "canceled"}
 

@@ -97,10 +97,15 @@ def _allow(journal: Journal, fold: StepFold, word: Word) -> None:
 def _cancel(journal: Journal, word: Word, in_flight: bool) -> None:
     if journal.status == RunState.CANCELING:
         return
-    target = RunState.CANCELING if in_flight or journal.undos else RunState.CANCELED
     reason = RunReason(word.data["reason_code"])
+    has_to_stop = in_flight or bool(journal.undos)
+    # Whoever talks to an agent sees it stopping and then stopped, also if nothing was under way.
+    passes = has_to_stop or reason == RunReason.INTERRUPTED
+    target = RunState.CANCELING if passes else RunState.CANCELED
     data = {k: v for k, v in word.data.items() if k != "reason_code"} | {"asked": reason}
     journal.move_run(RunEvent.CANCEL, to=target, actor=word.actor, reason=reason, data=data)
+    if passes and not has_to_stop:
+        journal.move_run(RunEvent.STOPPED, actor=word.actor, reason=reason)
 
 
 def _edit(journal: Journal, word: Word, in_flight: bool) -> None:
