@@ -109,7 +109,7 @@ async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, 
     return await render(
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
         editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.count("\n") + 1,
-        line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(desk.text)),
+        line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(current.text)),
         tools=[tool.name for tool in tools], roles=list(Role), versions=await _versions(visit),
         shown_changes=_CHANGES,
     )  # fmt: skip
