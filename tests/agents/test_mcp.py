@@ -253,7 +253,7 @@ async def test_an_mcp_client_gets_our_tools_through_the_gate(rig: Rig, talk: Tal
     key = await rig.key("bot", "agent")
     transport = httpx2.ASGITransport(app=rig.app, raise_app_exceptions=False)
     ours = AsyncClient("http://test", key, transport=transport)
-    async with ours, rig.worker(), Client(Bridge(ours).server) as client:
+    async with ours, rig.worker(), Client(Bridge(ours, __version__).server) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert {"shop__lookup", "shop__refund", "get_result", "start_run", "get_run", "list_approvals"} <= names
         assert not any("approve" in name for name in names)
@@ -295,10 +295,9 @@ async def test_unfit_arguments_of_our_own_tools_are_named_and_nothing_is_sent(
 
     async with (
         AsyncClient("http://test", "k", transport=httpx2.MockTransport(answer)) as ours,
-        Client(Bridge(ours).server) as client,
+        Client(Bridge(ours, __version__).server) as client,
     ):
         answered = await client.call_tool(tool, given)
-        assert client.server_info.version == __version__
     assert answered.is_error and not sent
     for fault in faults:
         assert fault in answered.content[0].text
@@ -311,4 +310,5 @@ async def test_the_mcp_command_speaks_over_stdin_and_stdout(tmp_path: Path) -> N
     )  # fmt: skip
     async with Client(command) as client:
         answer = await client.call_tool("get_run", {"id": "x"})
+        assert client.server_info.version == __version__
     assert answer.is_error

@@ -107,12 +107,13 @@ def remove_mcp(name: Name) -> None:
 
 def serve_mcp(ctx: typer.Context) -> None:
     """Be an MCP server on stdin and stdout: other agents get the tools here, through the gate. Nothing approves."""
+    from interlock import __version__
     from interlock.client import AsyncClient
     from interlock.client.mcp import serve
 
     with connect(ctx) as found:
         url, key = found.url, found.key
-    asyncio.run(serve(AsyncClient(url, key)))
+    asyncio.run(serve(AsyncClient(url, key), __version__))
 
 
 def _known(name: str) -> "Server":

@@ -6,7 +6,6 @@ import orjson
 from mcp import types
 from mcp.server.lowlevel import Server
 
-from interlock import __version__
 from interlock.client.clients import AsyncClient
 from interlock.client.errors import ApiError, ClientError
 from interlock.wire import Act, Tool
@@ -40,11 +39,11 @@ def wire_name(tool: str) -> str:
 class Bridge:
     """The tools of the server at the other end of `client`, as MCP offers them."""
 
-    def __init__(self, client: AsyncClient, wait_seconds: float = 20.0) -> None:
+    def __init__(self, client: AsyncClient, version: str, wait_seconds: float = 20.0) -> None:
         self._client = client
         self._wait = wait_seconds
         self.server: Server[Any] = Server(
-            "interlock", version=__version__, on_list_tools=self._list, on_call_tool=self._call
+            "interlock", version=version, on_list_tools=self._list, on_call_tool=self._call
         )
 
     async def _list(self, _: Any, __: Any) -> types.ListToolsResult:
@@ -119,10 +118,10 @@ def _failed(why: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=why)], is_error=True)
 
 
-async def serve(client: AsyncClient) -> None:
+async def serve(client: AsyncClient, version: str) -> None:
     """Over this process's stdin and stdout, until the other side hangs up."""
     from mcp import stdio_server
 
-    bridge = Bridge(client)
+    bridge = Bridge(client, version)
     async with client, stdio_server() as (reading, writing):
         await bridge.server.run(reading, writing, bridge.server.create_initialization_options())
