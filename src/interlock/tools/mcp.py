@@ -116,7 +116,9 @@ async def offered(server: Server) -> dict[str, dict[str, Any]]:
             why = connection.absent(error)
         finally:
             await connection.close()
-        raise Invalid(": ".join(filter(None, (why, _last_line(errors)))), code="TOOLS_INVALID")
+        if last := _last_line(errors):
+            why = f"{why}: {last}"
+        raise Invalid(f"nothing is accepted: {why}", code="TOOLS_INVALID")
 
 
 def _last_line(errors: TextIO) -> str:
