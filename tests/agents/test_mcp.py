@@ -13,11 +13,23 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+from interlock import __version__
+from interlock.cli import tools as tools_command
 from interlock.client import AsyncClient
 from interlock.client.mcp import Bridge
 from interlock.errors import Invalid
 from interlock.lifecycle import Tier
-from interlock.tools.mcp import Connection, Server, judged, load_mcp, offered, read_servers, tool_of, write_servers
+from interlock.tools.mcp import (
+    Connection,
+    Server,
+    digest_of,
+    judged,
+    load_mcp,
+    offered,
+    read_servers,
+    tool_of,
+    write_servers,
+)
 from tests.agents import clock_server
 from tests.agents.conftest import Talk
 from tests.cli.stub import run as run_command
@@ -150,10 +162,73 @@ def test_the_command_line_adds_accepts_and_forgets_a_server(
     load_mcp(tmp_path / "mcp.json", rig_free_registry)
     assert rig_free_registry.find("clock.tell").writes
     monkeypatch.setenv("CLOCK_SAYS", "Another clock.")
-    news = json.loads(run_command("tools", "accept-mcp", "clock", "--json").stdout)["tools"]
+    news = json.loads(run_command("tools", "accept-mcp", "clock", "--yes", "--json").stdout)["tools"]
     assert {tool["name"]: tool["news"] for tool in news} == {"clock.tell": "changed", "clock.stop": ""}
     assert run_command("tools", "remove-mcp", "clock").exit_code == 0
     assert read_servers(tmp_path / "mcp.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["true"], "MCP server gone: `true` ended before it answered"),
+        (["sh", "-c", "read x; echo why >&2; echo no such dir >&2; echo >&2"], "ended before it answered: no such dir"),
+        (["no-such-command"], "No such file or directory: 'no-such-command'"),
+    ],
+)
+def test_a_server_that_does_not_answer_says_why_and_is_not_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str
+) -> None:
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    failed = run_command("tools", "add-mcp", "gone", "--", *command)
+    assert failed.exit_code == 1 and failed.stderr.endswith(f"{says}\n"), failed.stderr
+    assert read_servers(tmp_path / "mcp.json") == {}
+
+
+@pytest.fixture
+def changed_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The list in which the clock was accepted as it was: one tool fewer, one more, another schema, milder hints."""
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    tools = asyncio.run(offered(CLOCK))
+    tools["wind"] = tools.pop("stop")
+    was = {"description": "Tell.", "input_schema": {"type": "object"}, "hints": {"destructive_hint": False}}
+    tools["tell"] = was | {"digest": digest_of(was)}
+    write_servers(tmp_path / "mcp.json", {"clock": Server(**{**_fields(CLOCK), "tools": tools})})
+    return tmp_path / "mcp.json"
+
+
+def test_a_changed_tool_is_shown_whole_and_not_accepted_without_a_word(
+    changed_clock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOCK_SAYS", "Tell the time.\n\x1b[2JAccept? [y/n]: y")
+    accepted = changed_clock.read_text()
+    for given in ((), ("--json",)):
+        refused = run_command("tools", "accept-mcp", "clock", *given)
+        assert refused.exit_code == 1 and "give --yes" in refused.stderr
+    monkeypatch.setattr(tools_command, "_can_ask", lambda: True)
+    declined = run_command("tools", "accept-mcp", "clock", input="n\n")
+    assert declined.exit_code == 1 and "nothing is accepted" in declined.stderr
+    taken = ("tools", "add-mcp", "clock", "--env", "CLOCK_SAYS", "--", *CLOCK.command)
+    assert run_command(*taken, input="n\n").exit_code == 1
+    assert changed_clock.read_text() == accepted
+    shown = declined.stdout.split("\n")
+    for line in (
+        "clock.tell is changed", "    was  Tell.", "    now  Tell the time.", "    now  \\x1b[2JAccept? [y/n]: y",
+        '    -  "destructive_hint": false', '    +  "read_only_hint": true', '    +    "zone": {',
+        "clock.stop is new", '    +    "reason": {', "clock.wind is gone",
+    ):  # fmt: skip
+        assert line in shown, declined.stdout
+
+
+def test_a_yes_accepts_what_was_shown_and_then_nothing_is_asked(
+    changed_clock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools_command, "_can_ask", lambda: True)
+    said = run_command("tools", "accept-mcp", "clock", input="y\n")
+    assert said.exit_code == 0 and "Accept? [y/n]" in said.stdout, said.stderr
+    assert read_servers(changed_clock)["clock"].tools == asyncio.run(offered(CLOCK))
+    again = run_command("tools", "accept-mcp", "clock")
+    assert again.exit_code == 0 and "Accept?" not in again.stdout
 
 
 @pytest.fixture
@@ -178,7 +253,7 @@ async def test_an_mcp_client_gets_our_tools_through_the_gate(rig: Rig, talk: Tal
     key = await rig.key("bot", "agent")
     transport = httpx2.ASGITransport(app=rig.app, raise_app_exceptions=False)
     ours = AsyncClient("http://test", key, transport=transport)
-    async with ours, rig.worker(), Client(Bridge(ours).server) as client:
+    async with ours, rig.worker(), Client(Bridge(ours, __version__).server) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert {"shop__lookup", "shop__refund", "get_result", "start_run", "get_run", "list_approvals"} <= names
         assert not any("approve" in name for name in names)
@@ -195,6 +270,39 @@ async def test_an_mcp_client_gets_our_tools_through_the_gate(rig: Rig, talk: Tal
         assert unknown.is_error
 
 
+@pytest.mark.parametrize(
+    ("tool", "given", "faults"),
+    [
+        ("get_run", {"run_id": "x"}, ["no argument 'run_id'", "'id' is missing", "It takes id (string)."]),
+        ("get_result", {}, ["'id' is missing"]),
+        ("get_result", {"id": 7}, ["'id' is not of type string"]),
+        ("get_run", {"id": ""}, ["'id' is empty"]),
+        ("start_run", {"workflow": "w", "inputs": {}}, ["'inputs'", "workflow (string), input (object, optional)"]),
+        ("start_run", {"workflow": "w", "input": []}, ["'input' is not of type object"]),
+        ("list_approvals", {"status": "requested"}, ["no argument 'status'", "It takes no arguments."]),
+    ],
+)
+async def test_unfit_arguments_of_our_own_tools_are_named_and_nothing_is_sent(
+    tool: str, given: dict[str, Any], faults: list[str]
+) -> None:
+    import httpx2
+
+    sent: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(str(request.url))
+        return httpx2.Response(500)
+
+    async with (
+        AsyncClient("http://test", "k", transport=httpx2.MockTransport(answer)) as ours,
+        Client(Bridge(ours, __version__).server) as client,
+    ):
+        answered = await client.call_tool(tool, given)
+    assert answered.is_error and not sent
+    for fault in faults:
+        assert fault in answered.content[0].text
+
+
 async def test_the_mcp_command_speaks_over_stdin_and_stdout(tmp_path: Path) -> None:
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "interlock", "--url", "http://127.0.0.1:9", "--key", "k", "mcp"],
@@ -202,4 +310,5 @@ async def test_the_mcp_command_speaks_over_stdin_and_stdout(tmp_path: Path) -> N
     )  # fmt: skip
     async with Client(command) as client:
         answer = await client.call_tool("get_run", {"id": "x"})
+        assert client.server_info.version == __version__
     assert answer.is_error

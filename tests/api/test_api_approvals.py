@@ -54,6 +54,28 @@ def code(answer: httpx2.Response, status: int) -> str:
     return problem.code
 
 
+async def barred(http: httpx2.AsyncClient, approval: dict[str, Any]) -> tuple[str | None, bool]:
+    shown = (await http.get(f"/api/approvals/{approval['id']}")).json()
+    listed = (await http.get("/api/approvals", params={"run_id": approval["run_id"]})).json()["items"]
+    assert [shown] == listed
+    return shown["barred"], shown["may_reject"]
+
+
+async def test_an_approval_says_why_whoever_looks_cannot_approve_it(
+    rig: Rig, asker: httpx2.AsyncClient, ann: httpx2.AsyncClient
+) -> None:
+    low, high, both = [await ask(asker, workflow) for workflow in ("low", "high", "both")]
+    assert await barred(asker, low) == await barred(ann, high) == await barred(ann, both) == (None, True)
+    for own in (high, both):
+        assert await barred(asker, own) == ("who asked for it cannot approve it: another person has to", True)
+    assert (await decide(ann, both)).json()["barred"] == "you have voted; a second person has to approve too"
+    assert (await decide(ann, low)).json()["barred"] is None and await barred(ann, low) == (None, False)
+    low = await ask(asker, "low")
+    role = "your key's role is viewer; deciding takes approver or admin"
+    assert await barred(rig.http(await rig.key("vi", "viewer")), low) == (role, False)
+    assert await barred(rig.http(await rig.key("bot", "agent")), low) == ("an agent never approves", False)
+
+
 async def status_of(http: httpx2.AsyncClient, approval: dict[str, Any]) -> str:
     status: str = (await http.get(f"/api/runs/{approval['run_id']}")).json()["status"]
     return status

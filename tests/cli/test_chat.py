@@ -60,13 +60,54 @@ def test_one_key_decides_on_exactly_what_is_shown(
     asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
     stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, ended(2)))
     stub.on("GET /api/approvals/ap-1", an_approval()).on(f"POST /api/approvals/ap-1/{path}", an_approval())
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr(typer, "getchar", lambda: key)
+    at_a_terminal(monkeypatch, key, "not paid")
     with Client(url, "k") as client:
         assert chat.Talk(client, None, None, False, as_json=False).say("go")
-    asked = {call: body for call, _, body, _ in stub.asked}
-    assert b'"digest":"sha256:ab"' in asked[f"POST /api/approvals/ap-1/{path}"]
+    said = stub.body(f"POST /api/approvals/ap-1/{path}")
+    assert (said["digest"], said.get("reason")) == ("sha256:ab", "not paid" if key == "r" else None)
     assert "Refund 120" in capsys.readouterr().out
+
+
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, key: str, reason: str = "") -> None:
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr(typer, "getchar", lambda: key)
+    monkeypatch.setattr("builtins.input", lambda prompt: reason)
+
+
+SELF = "who asked for it cannot approve it: another person has to"
+
+
+@pytest.mark.parametrize(
+    ("approval", "key", "offers", "decides"),
+    [
+        ({"barred": SELF}, "a", "  [r]eject  [l]eave", None),
+        ({"barred": SELF}, "r", "  [r]eject  [l]eave", "reject"),
+        ({"barred": "your key's role is viewer", "may_reject": False}, "a", None, None),
+        ({"kind": "in_doubt", "receipt_id": "rc-1"}, "a", "  [r]eject  [l]eave", None),
+    ],
+)
+def test_only_what_would_count_is_offered(
+    stub: Stub, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    approval: dict[str, Any], key: str, offers: str | None, decides: str | None,
+) -> None:  # fmt: skip
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, ended(2)))
+    stub.on("GET /api/approvals/ap-1", an_approval(**approval)).on("POST /api/approvals/ap-1/reject", an_approval())
+    at_a_terminal(monkeypatch, key)
+    with Client(url, "k") as client:
+        chat.Talk(client, None, None, False, as_json=False).say("go")
+    out = capsys.readouterr().out
+    assert "[a]pprove" not in out and (offers is None or offers in out) and ("[r]eject" in out) == bool(offers)
+    assert "barred" not in approval or f"You cannot approve this: {approval['barred']}." in out
+    posted = [call for call, *_ in stub.asked if call.startswith("POST /api/approvals/")]
+    assert posted == ([f"POST /api/approvals/ap-1/{decides}"] if decides else [])
+
+
+def test_a_call_is_shown_when_it_begins_and_once_however_often_it_is_tried(stub: Stub) -> None:
+    events = [call(1, "running"), call(2, "pending"), call(3, "running"), call(4, "succeeded"), ended(5)]
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(*events))
+    shown = "shop.refund(charge=ch_1, note=\\x1b[2J)"
+    assert run("chat", "-m", "refund ch_1").stdout == f"… {shown}\n✓ {shown}\n"
 
 
 def test_ctrl_c_interrupts_the_run_and_listens_to_its_end(stub: Stub, url: str) -> None:

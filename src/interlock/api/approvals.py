@@ -37,14 +37,14 @@ async def list_approvals(
         limit=limit + 1,
     )
     votes = await found.database.fetch("votes_on", [row["id"] for row in rows])
-    return Json(page(rows, limit, lambda row: approval_view(row, votes)))
+    return Json(page(rows, limit, lambda row: approval_view(row, votes, who)))
 
 
 @router.get("/{approval_id}", response_model=Approval)
 async def show(approval_id: UUID, found: Svc, who: Who) -> Response:
     who.require(Permission.READ)
     row = await approvals.get(found.database, who, approval_id)
-    return Json(approval_view(row, await found.database.fetch("votes_on", [approval_id])))
+    return Json(approval_view(row, await found.database.fetch("votes_on", [approval_id]), who))
 
 
 @router.post("/{approval_id}/approve", response_model=Approval)
@@ -100,7 +100,7 @@ async def decide_one(
             )
         else:
             row = await approvals.decide(tx, found.database, found.plans, who, approval_id, approves=approves, **said)
-        view = approval_view(row, await tx.fetch("votes_on", [approval_id]))
+        view = approval_view(row, await tx.fetch("votes_on", [approval_id]), who)
         return Answer(200, dump(view), row["run_id"])
 
     return await change(found, who, request, work)

@@ -7,13 +7,14 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 import orjson
 
 from interlock.api.context import context_of
+from interlock.engine.approvals import barred
 from interlock.engine.jobs import Standing
 from interlock.engine.principal import Principal
 from interlock.engine.runs import NewRun
 from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.flows import Flow
 from interlock.journal import EntryType, Journal, StepFold
-from interlock.lifecycle import RUN, SETTLED_WELL, STEP, StepState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
 from interlock.wire import Initiator
@@ -133,8 +134,11 @@ def audit_view(row: Row) -> dict[str, Any]:
     return {"position": row["position"], "link": row["link"], **event_view({**row, "output": None})}
 
 
-def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
+def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
+    """An approval as `who` sees it: whether they may decide is part of it."""
     action = _json(row["action"])
+    is_open = row["status"] == ApprovalState.REQUESTED
+    counted = [v for v in votes if v["approval_id"] == row["id"] and v["digest"] == row["digest"]]
     return {
         "id": row["id"],
         "run_id": row["run_id"],
@@ -156,9 +160,10 @@ def approval_view(row: Row, votes: list[Row]) -> dict[str, Any]:
         "receipt_id": row["receipt_id"],
         "votes": [
             {"by": v["voter"].rpartition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
-            for v in votes
-            if v["approval_id"] == row["id"] and v["digest"] == row["digest"]
+            for v in counted
         ],
+        "barred": barred(row, counted, who, approves=True) if is_open else None,
+        "may_reject": is_open and barred(row, counted, who, approves=False) is None,
         "requested_at": row["requested_at"],
         "expires_at": row["expires_at"],
         "resolved_at": row["resolved_at"],

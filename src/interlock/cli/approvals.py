@@ -107,3 +107,5 @@ def decide(
 
 def _print_approval(approval: "Approval", *, as_json: bool) -> None:
     show.print_view(approval, lambda: decisions.approval_page(approval), as_json=as_json)
+    if not as_json and (barred := decisions.barred_line(approval)):
+        show.console().print(barred)

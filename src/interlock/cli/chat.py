@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from interlock.cli import decisions, show
 from interlock.cli.connection import connect
 from interlock.cli.outcome import INTERRUPTED, example
 from interlock.cli.text import visible
-from interlock.lifecycle import StepState
+from interlock.lifecycle import ApprovalState, StepState
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import Event
+    from interlock.wire import Approval, Event
 
-_MARKS = {StepState.SUCCEEDED: ("✓", "green"), StepState.FAILED: ("✗", "red"), StepState.SKIPPED: ("–", "dim")}
-_ASK = "  [a]pprove  [r]eject  [l]eave it to others "
+_MARKS = {
+    StepState.RUNNING: ("…", "dim"),
+    StepState.SUCCEEDED: ("✓", "green"),
+    StepState.FAILED: ("✗", "red"),
+    StepState.SKIPPED: ("–", "dim"),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -119,22 +124,48 @@ class Talk:
         if approval.status != "requested":
             return
         self._out.print(decisions.approval_page(approval))
+        if line := decisions.barred_line(approval):
+            self._out.print(line)
         if not sys.stdin.isatty():
             self._out.print(f"interlock approval approve {approval_id} goes on", style="dim")
             return
-        self._out.print(_ASK, end="", style="bold")
         try:
-            match typer.getchar().lower():
-                case "a" | "y":
-                    self._client.approve_approval(approval_id, digest=approval.action.digest)
-                    self._out.print("approved", style="green")
-                case "r" | "n":
-                    self._client.reject_approval(approval_id, digest=approval.action.digest)
-                    self._out.print("rejected", style="red")
-                case _:
-                    self._out.print("left to others; waiting", style="dim")
+            self._out.print(self._decide(approval))
         except ApiError as error:
             self._out.print(visible(str(error)), style="red")
+
+    def _decide(self, approval: "Approval") -> Text:
+        """One key, of those that would count for this person; then what became of it."""
+        digest, can = approval.action.digest, _can(approval)
+        if not can:
+            return Text("left to others; waiting", style="dim")
+        self._out.print(f"  {'  '.join(can.values())}  [l]eave it to others ", end="", style="bold")
+        pressed = typer.getchar().lower()
+        choice = {"y": "a", "n": "r"}.get(pressed, pressed)
+        if choice not in can:
+            return Text("left to others; waiting", style="dim")
+        if choice == "r":
+            reason = self._reason("why?" if approval.reason_required else "why? (may be empty)")
+            self._client.reject_approval(approval.id, reason=reason, digest=digest)
+            return Text("rejected", style="red")
+        reason = self._reason("why?") if approval.reason_required else None
+        decided = self._client.approve_approval(approval.id, reason=reason, digest=digest)
+        waits = decided.status is ApprovalState.REQUESTED
+        return Text("approved: one more person has to decide" if waits else "approved", style="green")
+
+    def _reason(self, asks: str) -> str | None:
+        self._out.print()
+        with suppress(EOFError):
+            return input(f"  {asks} ").strip() or None
+        return None
+
+
+def _can(approval: "Approval") -> dict[str, str]:
+    """The keys to offer. What became of an effect in doubt is no question for a yes; the page says what to do."""
+    from interlock.journal import AskKind
+
+    approve = {"a": "[a]pprove"} if approval.barred is None and approval.kind != AskKind.IN_DOUBT else {}
+    return approve | ({"r": "[r]eject"} if approval.may_reject else {})
 
 
 class Shown:
@@ -144,6 +175,7 @@ class Shown:
         self._out = out
         self._speaking: tuple[Any, Any] | None = None
         self._tools: dict[str, str] = {}
+        self._told: set[tuple[str, Any]] = set()
         self.ended_well = False
 
     def show(self, event: "Event") -> None:
@@ -183,8 +215,9 @@ class Shown:
             given = ", ".join(f"{name}={show.cell(value)}" for name, value in declared.get("input", {}).items())
             self._tools[key] = f"{declared['tool']}({given})"
         state = data.get("to_state")
-        if key not in self._tools or state not in _MARKS:
+        if key not in self._tools or state not in _MARKS or (key, state) in self._told:
             return
+        self._told.add((key, state))  # that it runs is said once, however often it is tried
         self._stop_speaking()
         mark, style = _MARKS[StepState(state)]
         why = show.brief(data.get("error"))

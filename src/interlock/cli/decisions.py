@@ -75,6 +75,12 @@ def _who_decides(approval: "Approval") -> str:
     return visible(f"{who}; a reason is required" if approval.reason_required else who)
 
 
+def barred_line(approval: "Approval") -> Text | None:
+    if approval.barred is None:
+        return None
+    return Text(visible(f"You cannot approve this: {approval.barred}."), style="yellow")
+
+
 def _choices(receipt_id: str) -> RenderableType:
     resolve = f"interlock receipt resolve {visible(receipt_id)}"
     choices = Table.grid(padding=(0, 2, 0, 0))

@@ -14,12 +14,10 @@ from interlock.engine import approvals
 from interlock.errors import Invalid
 from interlock.governance.policy import DEFAULT_POLICY
 from interlock.governance.policy_text import statements
-from interlock.governance.quorum import Vote, refusal
-from interlock.governance.roles import Permission, roles_with
+from interlock.governance.roles import Permission
 from interlock.journal import AskKind
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row, Tx
-from interlock.wire import Role
 
 router = APIRouter()
 
@@ -92,9 +90,9 @@ async def cards_of(visit: Visitor, rows: list[Any]) -> list[Card]:
 
 def _card(visit: Visitor, row: Any, votes: list[Row], policy: str) -> Card:
     own = [vote for vote in votes if vote["approval_id"] == row["id"]]
-    view = approval_view(row, own)
+    view = approval_view(row, own, visit.who)
     return Card(
-        view=view, workflow=row["workflow"], changes=_changes(row), barred=_barred(visit, row, own),
+        view=view, workflow=row["workflow"], changes=_changes(row), barred=view["barred"],
         needed=2 if row["two_person"] else 1, in_doubt=row["kind"] == AskKind.IN_DOUBT,
         editable=row["kind"] == AskKind.ACTION, asked_by=row["requested_by"], rule=_rule(view, policy),
     )  # fmt: skip
@@ -108,19 +106,6 @@ def _changes(row: Any) -> list[Change]:
         Change(name, now.get(name), before.get(name), edited=before.get(name) != now.get(name))
         for name in [*now, *(name for name in before if name not in now)]
     ]
-
-
-def _barred(visit: Visitor, row: Any, votes: list[Row]) -> str | None:
-    """The reason that the API would give; asked of the same function."""
-    if not visit.may(Permission.APPROVE):
-        if visit.who.role == Role.AGENT:
-            return "an agent never approves"
-        return f"your key's role is {visit.who.role}; deciding takes {roles_with(Permission.APPROVE)}"
-    cast = [Vote(vote["voter"], vote["decision"] == "approved") for vote in votes]
-    refused = refusal(
-        approvals.question_of(row), cast, visit.who.actor, visit.who.groups, approves=True, reason="given"
-    )
-    return refused.detail if refused else None
 
 
 def _rule(view: dict[str, Any], policy: str) -> str | None:

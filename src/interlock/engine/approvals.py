@@ -12,10 +12,12 @@ from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Problem
 from interlock.governance import policy
 from interlock.governance.quorum import Question, Refusal, Vote, outcome, refusal
+from interlock.governance.roles import MAY, Permission, roles_with
 from interlock.journal import AskKind, Command, EntryType, Word, encode
 from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptState, Tier
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
+from interlock.wire import Role
 
 
 async def decide(
@@ -34,7 +36,7 @@ async def decide(
     assert approval is not None
     state = ApprovalState(approval["status"])
     wanted = ApprovalState.APPROVED if approves else ApprovalState.REJECTED
-    votes = [Vote(v["voter"], v["decision"] == "approved") for v in await votes_on(tx, [approval])]
+    votes = _cast(await votes_on(tx, [approval]))
     said_it = whoever_said_it or any(vote.voter == principal.actor for vote in votes)
     if state == wanted and found_out is None and said_it:
         await put_back(tx, run)
@@ -81,6 +83,20 @@ def question_of(approval: Row) -> Question:
         by_agent=approval["session_id"] is not None and approval["edited_by"] is None,
         groups=frozenset(groups), reason_required=approval["reason_required"],
     )  # fmt: skip
+
+
+def barred(approval: Row, votes: Sequence[Row], who: Principal, *, approves: bool) -> str | None:
+    """Why they cannot decide so, in words for them, or None. Asked of the function that will refuse them."""
+    if Permission.APPROVE not in MAY[who.role]:
+        if who.role == Role.AGENT:
+            return "an agent never approves"
+        return f"your key's role is {who.role}; deciding takes {roles_with(Permission.APPROVE)}"
+    refused = refusal(question_of(approval), _cast(votes), who.actor, who.groups, approves=approves, reason="given")
+    return refused.detail if refused else None
+
+
+def _cast(votes: Sequence[Row]) -> list[Vote]:
+    return [Vote(vote["voter"], vote["decision"] == ApprovalState.APPROVED) for vote in votes]
 
 
 async def votes_on(tx: Tx | Database, approvals: Sequence[Row]) -> list[Row]:

@@ -242,7 +242,8 @@ class Engine:
         run_id = None if run is None else _id(run)
         rows = await approvals.listed(self.database, self._admin, status=status, run_id=run_id, limit=1000)
         votes = await self.database.fetch("votes_on", [row["id"] for row in rows])
-        return [Approval.model_validate(orjson.loads(dump(approval_view(row, votes)))) for row in reversed(rows)]
+        views = [approval_view(row, votes, self._admin) for row in reversed(rows)]
+        return [Approval.model_validate(orjson.loads(dump(view))) for view in views]
 
     async def receipts(self, run: Run | str) -> list[Receipt]:
         rows = await self.database.fetch("receipts_of", self._admin.tenant_id, _id(run))

@@ -8,12 +8,14 @@ import asyncio
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, TextIO
 
 import httpx2
 import orjson
@@ -100,14 +102,31 @@ def load_mcp(path: Path, registry: Registry) -> None:
 
 async def offered(server: Server) -> dict[str, dict[str, Any]]:
     """What the server offers now, as it is kept."""
-    connection = Connection(server)
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            return await _offered(await connection.client())
-    except (Retryable, Terminal, OSError) as error:
-        raise Invalid(str(error) or f"MCP server {server.name} did not answer", code="TOOLS_INVALID") from None
-    finally:
-        await connection.close()
+    # A worker's servers write where the worker does. Whoever adds one sees what it wrote if it does not answer.
+    with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        connection = Connection(server, errors)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                return await _offered(await connection.client())
+        except (Retryable, Terminal) as error:
+            why = str(error)
+        except TimeoutError:
+            why = f"MCP server {server.name} did not answer within {_CONNECT_SECONDS:g} seconds"
+        except Exception as error:
+            why = connection.absent(error)
+        finally:
+            await connection.close()
+        if last := _last_line(errors):
+            why = f"{why}: {last}"
+        raise Invalid(f"nothing is accepted: {why}", code="TOOLS_INVALID")
+
+
+def _last_line(errors: TextIO) -> str:
+    errors.seek(0)
+    last = ""
+    for line in errors:
+        last = line.strip() or last
+    return last[:500]
 
 
 async def _offered(client: Any) -> dict[str, dict[str, Any]]:
@@ -183,8 +202,9 @@ def judged(hints: Mapping[str, Any], *, trusted: bool) -> tuple[bool, Tier, bool
 class Connection:
     """One server, connected when it is first needed and for as long as that lasts; then anew."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, errors: TextIO | None = None) -> None:
         self.server = server
+        self._errors = errors
         self._opened: asyncio.Future[Any] | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -198,7 +218,7 @@ class Connection:
             raise
         except Exception as error:
             self._drop()
-            raise Retryable(f"MCP server {self.server.name} is not there: {_line(error)}") from None
+            raise Retryable(self.absent(error)) from None
         self._refuse_changed(tool, now)
         try:
             result = await client.call_tool(tool, arguments)
@@ -240,7 +260,7 @@ class Connection:
             opened.set_exception(error)
         except Exception as error:
             if not opened.done():
-                opened.set_exception(Retryable(f"MCP server {self.server.name} is not there: {_line(error)}"))
+                opened.set_exception(Retryable(self.absent(error)))
         finally:
             if self._opened is opened:
                 self._opened = None
@@ -248,7 +268,7 @@ class Connection:
                 opened.cancel()
 
     async def _place(self, stack: AsyncExitStack) -> Any:
-        from mcp import StdioServerParameters
+        from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         if self.server.url is not None and self.server.token_env is not None:
@@ -260,7 +280,18 @@ class Connection:
             return self.server.url
         env = {name: os.environ[name] for name in self.server.env if name in os.environ}
         command, *args = self.server.command
-        return StdioServerParameters(command=command, args=args, env=env or None)
+        start = StdioServerParameters(command=command, args=args, env=env or None)
+        return stdio_client(start, errlog=self._errors) if self._errors else start
+
+    def absent(self, error: BaseException) -> str:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        inner = _innermost(error)
+        if self.server.command and isinstance(inner, MCPError) and inner.code == CONNECTION_CLOSED:
+            return f"MCP server {self.server.name}: `{shlex.join(self.server.command)}` ended before it answered"
+        why = str(inner).split("\n")[0] or type(inner).__name__
+        return f"MCP server {self.server.name} is not there: {why}"
 
     def _token(self, variable: str) -> str:
         if token := os.environ.get(variable):
@@ -291,6 +322,8 @@ def _answer(result: Any) -> Any:
     return [block.model_dump(mode="json", exclude_none=True) for block in result.content]
 
 
-def _line(error: BaseException) -> str:
-    inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-    return str(inner).split("\n")[0] or type(inner).__name__
+def _innermost(error: BaseException) -> BaseException:
+    """What went wrong, out of the groups of the tasks in which it did."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

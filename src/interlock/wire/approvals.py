@@ -55,6 +55,9 @@ class Approval(View):
     # The effect in doubt, where that is the question.
     receipt_id: Id | None = None
     votes: list[Vote] = []
+    # While it is open, for the key that looks: why it cannot say yes, if it cannot, and whether it may say no.
+    barred: str | None = None
+    may_reject: bool = True
     requested_at: AwareDatetime
     expires_at: AwareDatetime | None = None
     resolved_at: AwareDatetime | None = None
