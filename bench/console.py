@@ -72,6 +72,8 @@ def _pages(run_id: Any) -> dict[str, str]:
         "runs of the last day": "/runs?since=24h",
         "a run": f"/runs/{run_id}",
         "inbox": "/inbox",
+        "usage": "/usage",
+        "audit": "/audit",
     }
 
 
