@@ -196,6 +196,12 @@ async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, ac
     assert [u["tenant"] for u in (await viewer.get("/api/usage")).json()["items"]] == ["default"]
 
 
+async def test_a_key_of_one_workspace_does_not_see_every_tenant(rig: Rig, acme: Principal) -> None:
+    east = rig.http(await rig.key("east", "admin", workspace_id="east"))
+    seen = [item["tenant"] for item in (await east.get("/api/usage")).json()["items"]]
+    assert seen == ["default"]
+
+
 async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Principal, clock: Clock) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(60)]
     await runs.start_many(rig.database, rig.database, acme, news)

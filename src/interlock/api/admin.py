@@ -11,6 +11,7 @@ from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_vie
 from interlock.definition.workflow import parse
 from interlock.engine import tenants, workflows
 from interlock.engine.idempotency import Answer
+from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Forbidden, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
@@ -90,7 +91,7 @@ async def update_tenant(name: str, body: ChangeTenant, request: Request, found: 
 async def show_usage(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
     """What a tenant uses of what it may use: the caller's; for admins of the default tenant, everybody's."""
     who.require(Permission.READ)
-    of_all = who.tenant == tenants.DEFAULT_TENANT and Permission.ADMINISTER in MAY[who.role]
+    of_all = who.is_operator and Permission.ADMINISTER in MAY[who.role]
     rows = await tenants.usage(found.database, None if of_all else who.tenant_id, uuid_cursor(cursor), limit + 1)
     return Json(page(rows, limit, usage_view))
 
@@ -146,5 +147,5 @@ async def list_flows(found: Svc, who: Who) -> Response:
 
 def _require_operator_of_all(who: Who) -> None:
     who.require(Permission.ADMINISTER)
-    if who.tenant != tenants.DEFAULT_TENANT or who.workspace_id is not None:
-        raise Forbidden(f"tenants are managed by admins of tenant {tenants.DEFAULT_TENANT}")
+    if not who.is_operator:
+        raise Forbidden(f"tenants are managed by admins of tenant {DEFAULT_TENANT}")

@@ -17,7 +17,7 @@ from interlock.api.services import Json, Services, Svc
 from interlock.definition.trigger import Event, TriggerKind, Unfit
 from interlock.engine import signatures, triggers
 from interlock.engine.idempotency import IN_FLIGHT
-from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.engine.principal import DEFAULT_TENANT
 from interlock.engine.triggers import Receiver
 from interlock.errors import Conflict, Invalid
 from interlock.wire import Accepted

@@ -1,7 +1,5 @@
 """/api/jobs"""
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -19,6 +17,7 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import JobState
 from interlock.store.pool import Database, Row, Tx
+from interlock.waiting import either
 from interlock.wire import Job, JobEvent, JobTree, NewJob, Order, Page
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
@@ -131,8 +130,7 @@ async def _stream(found: Services, job_id: UUID, after: int) -> AsyncIterator[by
             if not rows and await _has_ended(found.database, job_id, after):
                 break
             if not rows:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), 1.0)
+                await either(news, 1.0)
                 quiet += 1.0
             if quiet >= _HEARTBEAT_SECONDS:
                 quiet = 0.0

@@ -25,7 +25,7 @@ from interlock.definition.trigger import OWN_COMMAND, Event, Trigger, Unfit
 from interlock.engine import approvals, idempotency, outbox, runs, tenants, triggers
 from interlock.engine.idempotency import Answer
 from interlock.engine.mrkdwn import escape, moment
-from interlock.engine.principal import Principal
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Forbidden, Invalid, NotFound, Problem, Unauthorized
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
@@ -411,11 +411,11 @@ async def _use_channel(
     found: Services, who: Principal, request: Request, tenant: str | None, channel: str | None
 ) -> Response:
     who.require(Permission.ADMINISTER)
-    if who.tenant != tenants.DEFAULT_TENANT or who.workspace_id is not None:
-        raise Forbidden(f"Slack's channels are chosen by admins of tenant {tenants.DEFAULT_TENANT}")
+    if not who.is_operator:
+        raise Forbidden(f"Slack's channels are chosen by admins of tenant {DEFAULT_TENANT}")
 
     async def work(tx: Tx) -> Answer:
-        row = await tx.row("tenant_named", tenant or tenants.DEFAULT_TENANT)
+        row = await tx.row("tenant_named", tenant or DEFAULT_TENANT)
         if row is None:
             raise NotFound(f"no tenant {tenant}")
         await outbox.use_slack_channel(tx, found.database, row["id"], channel, who.actor)

@@ -9,9 +9,8 @@ import orjson
 from interlock.api.context import context_of
 from interlock.engine.approvals import barred
 from interlock.engine.jobs import Standing
-from interlock.engine.principal import Principal
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.runs import NewRun
-from interlock.engine.tenants import DEFAULT_TENANT
 from interlock.flows import Flow
 from interlock.journal import EntryType, Journal, StepFold
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState

@@ -10,8 +10,7 @@ from interlock.api.services import Json, Services, Svc, Who, change, number_curs
 from interlock.api.views import dump, history_view, supervisor_view, worker_view
 from interlock.engine import leases, workers
 from interlock.engine.idempotency import Answer
-from interlock.engine.principal import Principal
-from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.workers import Terms
 from interlock.errors import Forbidden
 from interlock.governance.roles import Permission
@@ -50,7 +49,7 @@ async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
 async def events(worker_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 500) -> Response:
     """All that happened to a worker: its transitions, and the jobs that it was reserved for and released from."""
     who.require(Permission.READ)
-    if not workers.oversees(who):
+    if not who.is_operator:
         raise Forbidden(f"what happened to workers is told to tenant {DEFAULT_TENANT}, which operates them")
     await workers.get(found.database, worker_id)
     rows = await found.database.fetch("history_of", worker_id, number_cursor(cursor), limit + 1)
@@ -91,7 +90,7 @@ async def start(worker_id: UUID, request: Request, found: Svc, who: Who, body: O
 async def list_supervisors(found: Svc, who: Who) -> Response:
     """The hosts on which workers can be started, and those that left within the last hour."""
     who.require(Permission.READ)
-    if not workers.oversees(who):
+    if not who.is_operator:
         raise Forbidden(f"where workers run is told to tenant {DEFAULT_TENANT}, which operates them")
     rows = await found.database.fetch("list_supervisors", found.database.clock())
     return Json(page(rows, len(rows), supervisor_view))

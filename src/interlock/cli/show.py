@@ -12,17 +12,12 @@ from rich.text import Text
 
 from interlock.cli.text import one_line, visible
 from interlock.lifecycle import (
-    APPROVAL,
     MACHINES,
-    RECEIPT,
     SETTLED_WELL,
-    ApprovalState,
-    JobState,
     Machine,
-    ReceiptState,
     Term,
-    WorkerState,
 )
+from interlock.lifecycle.tone import Tone, tone_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,7 +47,14 @@ T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
 
 _MACHINE_OF: dict[type[Term], Machine[Any, Any]] = {type(machine.initial): machine for machine in MACHINES}
-_ENDED_WELL = SETTLED_WELL | {ApprovalState.APPROVED, WorkerState.COMPLETED, JobState.COMPLETED}
+_COLOURS: dict[Tone, str] = {
+    "good": "green",
+    "bad": "red",
+    "ask": "yellow",
+    "wait": "yellow",
+    "warn": "yellow",
+    "busy": "cyan",
+}
 _WIDE = 400
 
 
@@ -91,19 +93,7 @@ def print_page(page: "Page[T]", columns: "Columns[T]", *, as_json: bool) -> None
 def style(state: Term) -> str:
     """A colour for any state of any machine, by its place in the table."""
     machine = _MACHINE_OF[type(state)]
-    if state in machine.terminal:
-        was_canceled = any(t.target == state and t.event == "cancel" for t in machine.transitions())
-        return "green" if state in _ENDED_WELL else "dim" if was_canceled else "red"
-    if machine is RECEIPT and state == ReceiptState.FAILED:  # not final, as it may be attempted again
-        return "red"
-    if (
-        state.startswith("waiting")
-        or state == WorkerState.PAUSED
-        or state == ReceiptState.IN_DOUBT
-        or machine is APPROVAL
-    ):
-        return "yellow"
-    return "" if state == machine.initial else "cyan"
+    return _COLOURS.get(tone_of(machine, state), "dim" if state in machine.terminal else "")
 
 
 def word(state: Term | None) -> Text:

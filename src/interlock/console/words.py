@@ -8,45 +8,12 @@ from uuid import UUID
 import orjson
 from markupsafe import Markup, escape
 
-from interlock.lifecycle import (
-    APPROVAL,
-    JOB,
-    RECEIPT,
-    RUN,
-    STEP,
-    WORKER,
-    ApprovalState,
-    JobState,
-    Machine,
-    ReceiptState,
-    RunState,
-    StepState,
-    WorkerState,
-)
-
-_ENDED_WELL = frozenset(
-    {RunState.SUCCEEDED, StepState.SUCCEEDED, ReceiptState.SUCCEEDED, ApprovalState.APPROVED, JobState.COMPLETED}
-)
-_WARN = frozenset({RunState.CANCELING, WorkerState.PAUSED, ReceiptState.IN_DOUBT, ApprovalState.EXPIRED})
-_STOPPED = ("cancel", "stopped", "skip", "terminate")
-
-
-def _tone_of(machine: Machine[Any, Any], state: Any) -> str:
-    """Which colour a state has: by its place in the table, and what it asks of whoever looks at it."""
-    if state in _WARN:
-        return "warn"
-    if state in _ENDED_WELL:
-        return "good"
-    if state.startswith("waiting") or (machine is APPROVAL and state == machine.initial):
-        return "wait" if state.endswith("external") else "ask"
-    if state == machine.initial or any(t.target == state and t.event in _STOPPED for t in machine.transitions()):
-        return "quiet"
-    return "bad" if state in machine.terminal or state == ReceiptState.FAILED else "busy"
-
+from interlock.lifecycle import APPROVAL, JOB, RECEIPT, RUN, STEP, WORKER, Machine
+from interlock.lifecycle.tone import tone_of
 
 # What machines share in words they mean alike; a run's and a step's are met most.
 _MACHINES: tuple[Machine[Any, Any], ...] = (JOB, WORKER, RECEIPT, APPROVAL, STEP, RUN)
-_TONE = {str(state): _tone_of(machine, state) for machine in _MACHINES for state in machine.states}
+_TONE = {str(state): tone_of(machine, state) for machine in _MACHINES for state in machine.states}
 _MEANS = {str(state): state.doc for machine in _MACHINES for state in machine.states}
 
 

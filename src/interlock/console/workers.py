@@ -30,7 +30,7 @@ async def listed(request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
     rows = [workers.seen_by(visit.who, row) for row in await database.fetch("list_workers", database.clock(), False)]
-    hosts = await database.fetch("list_supervisors", database.clock()) if workers.oversees(visit.who) else []
+    hosts = await database.fetch("list_supervisors", database.clock()) if visit.who.is_operator else []
     return await render(
         request, visit, "workers.html", workers=[row for row in rows if row["stopped_at"] is None],
         gone=[row for row in rows if row["stopped_at"] is not None][:20], hosts=hosts, may=_may(visit), orders=_orders,
@@ -52,7 +52,7 @@ async def show(worker_id: str, request: Request, visit: Visit) -> Response:
 
 
 def _may(visit: Visitor) -> bool:
-    return visit.may(Permission.SUPERVISE) and workers.oversees(visit.who)
+    return visit.may(Permission.SUPERVISE) and visit.who.is_operator
 
 
 def _orders(row: Row) -> list[WorkerEvent]:

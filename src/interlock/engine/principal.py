@@ -9,6 +9,9 @@ from interlock.errors import Forbidden
 from interlock.governance.roles import MAY, Permission, roles_with
 from interlock.wire import Role
 
+# The tenant that was there first: it operates what all of them share.
+DEFAULT_TENANT = "default"
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -29,6 +32,11 @@ class Principal:
     def facts(self) -> str:
         """What policies may ask about who asked, as it was at that moment."""
         return orjson.dumps({"role": self.role, "groups": self.groups, "tenant": self.tenant}).decode()
+
+    @property
+    def is_operator(self) -> bool:
+        """Of the installation: whatever its role allows it may do for all tenants, to workers, channels and caps."""
+        return self.tenant == DEFAULT_TENANT and self.workspace_id is None
 
     def require(self, permission: Permission) -> None:
         if permission == Permission.APPROVE and self.role == Role.AGENT:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from interlock.engine import vault
-from interlock.engine.principal import Principal
-from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.vault import Sealed
 from interlock.errors import Forbidden, Invalid, NotFound, Terminal
 from interlock.governance.redact import SHORTEST_SECRET, Scrubber

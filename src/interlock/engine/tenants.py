@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.principal import Principal
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, NotFound, Unauthorized
 from interlock.ids import uuid7
 from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Role
-
-DEFAULT_TENANT = "default"
 
 
 def _hash(key: str) -> bytes:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from interlock.engine.principal import Principal
-from interlock.engine.tenants import DEFAULT_TENANT
+from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, Forbidden, Invalid, InvalidTransition, LeaseLost, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
@@ -29,14 +28,9 @@ class Terms:
     workspace_id: str | None = None
 
 
-def oversees(who: Principal) -> bool:
-    """Workers are shared by all tenants; who runs them is the tenant that was there first."""
-    return who.tenant == DEFAULT_TENANT and who.workspace_id is None
-
-
 def seen_by(who: Principal, row: Row) -> Row:
     """A worker as others than its operators see it: that it is there, and not where, for whom or what it said."""
-    if oversees(who):
+    if who.is_operator:
         return row
     own_job = row["job_id"] if row["job_tenant"] == who.tenant_id else None
     hidden = ("host", "pid", "reason", "tenants", "workspace_id", "supervisor_id", "log_dir")
@@ -44,13 +38,13 @@ def seen_by(who: Principal, row: Row) -> Row:
 
 
 def history_for(who: Principal, rows: list[Row]) -> list[Row]:
-    return rows if oversees(who) else [{**row, "reason": None, "actor": "system"} for row in rows]
+    return rows if who.is_operator else [{**row, "reason": None, "actor": "system"} for row in rows]
 
 
 def require_supervisor(who: Principal) -> None:
     """One tenant's operator cannot stop them for the others."""
     who.require(Permission.SUPERVISE)
-    if not oversees(who):
+    if not who.is_operator:
         raise Forbidden(f"workers are supervised by operators and admins of tenant {DEFAULT_TENANT}")
 
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 from uuid import UUID
 
-from interlock.engine import outbox, tenants
+from interlock.engine import outbox
 from interlock.engine.outbox import Delivered, Message, Undelivered
+from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Unavailable
 from interlock.integrations.webhooks import WebhookSender
 from interlock.settings import Settings
@@ -143,7 +144,7 @@ async def use_settings(database: Database, settings: Settings) -> None:
         return
 
     async def work(tx: Tx) -> None:
-        tenant = await tx.row("tenant_named", tenants.DEFAULT_TENANT)
+        tenant = await tx.row("tenant_named", DEFAULT_TENANT)
         assert tenant is not None
         await outbox.use_slack_channel(tx, database, tenant["id"], settings.slack_channel, "system:settings")
 
