@@ -87,7 +87,7 @@ async def _prepare(
 
 async def _start_at_once(found: Services, who: Principal, request: Request, new: runs.NewRun) -> Response | None:
     """In one statement. None: nothing started; the long way finds out why."""
-    if not runs.starts_in_queue(new.plan):
+    if not runs.starts_alone(new.plan):
         return None
     asked = await asked_once(who, request)
     answer = await runs.start_once(found.database, who, new, asked, new_run_answer(new, who))

@@ -50,7 +50,7 @@ async def start(tx: Tx, database: Database, children: list[Child]) -> None:
         [encode(c.input) for c in children], [encode(c.trigger) for c in children],
         [c.parent["requested_by"] for c in children],
         [c.deadline_seconds for c in children], [None] * len(children), [c.parent["requester"] for c in children],
-        *(None,) * 6, False, [c.capped for c in children], [c.parent["job_id"] for c in children],
+        [c.capped for c in children], [c.parent["job_id"] for c in children],
     )  # fmt: skip
     await tx.fetch(
         "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]

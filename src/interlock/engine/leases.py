@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid5
 
+import orjson
+
 from interlock.engine import workers
 from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
@@ -105,6 +107,38 @@ async def claim(
     full = len(runs) >= room
     dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]
     return Claim(runs, dry, len(shares))
+
+
+# What a run is that was started into a seat, as its claim would have said.
+_SEATED: Row = {
+    "status": RunState.RUNNING, "seq": 2, "lease_token": 1, "inbox": 0, "fresh": True, "lost": False,
+    "parent_run_id": None, "session_id": None, "session_run": None, "auto_approve": False, "side_id": None,
+    "job_id": None,
+}  # fmt: skip
+
+
+async def open_seat(connection: Tx, me: Me, channel: str, tenants: tuple[UUID, ...] | None) -> None:
+    """Whoever starts a run may put it there; see `start_run` in the migrations."""
+    await connection.fetch("open_seat", me.id, me.actor, channel, tenants)
+
+
+async def close_seat(connection: Tx, me: Me) -> bool:
+    """False if it is not there any more: somebody has put a run on it."""
+    return await connection.value("close_seat", me.id) is not None
+
+
+def seated(payload: str, me: Me) -> Row | None:
+    """The run that was put on our seat, as if it had been claimed. None: it is for who we were before."""
+    given = orjson.loads(payload)
+    if given["lease_worker"] != str(me.id):
+        return None
+    at, deadline = datetime.fromisoformat(given["at"]), given["deadline_at"]
+    metrics.claimed.inc()
+    metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc()
+    return {
+        **_SEATED, **given, "id": UUID(given["id"]), "tenant_id": UUID(given["tenant_id"]), "now": at, "created_at": at,
+        "started_at": at, "deadline_at": datetime.fromisoformat(deadline) if deadline else None,
+    }  # fmt: skip
 
 
 async def rest(connection: Tx, lanes: list[UUID]) -> bool:

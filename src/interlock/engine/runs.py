@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import orjson
 
 from interlock.definition.flow import declaration
@@ -70,6 +71,11 @@ async def prepare(
     return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
 
 
+def starts_alone(plan: Plan) -> bool:
+    """The ordinary case, for which there is a short way: see `start_once`."""
+    return starts_in_queue(plan) and plan.max_concurrency is None
+
+
 def starts_in_queue(plan: Plan) -> bool:
     """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
     for_workers = (StepKind.TOOL, StepKind.FLOW)
@@ -85,8 +91,16 @@ async def start_many(
     Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all. The runs
     of a job wait in its lane, for its workers; a worker also opens what begins with a gate.
     """
-    row = await _start(tx, database, principal, news, job_id=job_id)
+    row = await tx.row(
+        "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
+        [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
+        [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
+        [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
+        [n.plan.max_concurrency is not None for n in news], [job_id] * len(news),
+    )  # fmt: skip
     assert row is not None
+    for new in news:
+        _log_creation(principal, new)
     if not may_wait:
         _refuse_to_wait(row["turn"], row["now"])
     created_at: datetime = row["now"]
@@ -99,33 +113,28 @@ async def start_once(
     """The run, the record of the request and its answer in one statement, which is its own transaction.
 
     The answer comes in two parts, before and after the time of creation. None: nothing started, because the request
-    was made before or the workflow has a newer version than the one that was remembered.
+    was made before, the workflow has a newer version than the one that was remembered, or it is no ordinary case.
     """
     record = (request.key, request.source, request.hash, KEEP_SECONDS) if request else (None,) * 4
-    with says_in_flight(request):
-        row = await _start(database, database, principal, [new], (*record, *answer))
+    try:
+        with says_in_flight(request):
+            row = await database.row(
+                "start_run", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.workflow,
+                new.version, new.if_newest, encode(new.input), encode(new.trigger), principal.actor,
+                new.deadline_seconds, new.watch_seconds, principal.facts, *record, *answer,
+            )  # fmt: skip
+    except asyncpg.UniqueViolationError:
+        return None  # an earlier try of the same call got through
     if row is None:
         return None
+    _log_creation(principal, new)
     if request:
         metrics.idempotency_hits.labels(request.source, "miss").inc()
     return Answer(201, row["answer"], new.id)
 
 
-async def _start(
-    tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun],
-    record: tuple[Any, ...] = (None,) * 6, *, job_id: UUID | None = None,
-) -> Row | None:  # fmt: skip
-    row = await tx.row(
-        "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
-        [principal.workspace_id] * len(news), [n.workflow for n in news], [n.version for n in news],
-        [encode(n.input) for n in news], [encode(n.trigger) for n in news], [principal.actor] * len(news),
-        [n.deadline_seconds for n in news], [n.watch_seconds for n in news], [principal.facts] * len(news),
-        *record, news[0].if_newest, [n.plan.max_concurrency is not None for n in news], [job_id] * len(news),
-    )  # fmt: skip
-    if row is not None:
-        for new in news:
-            log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
-    return row
+def _log_creation(principal: Principal, new: NewRun) -> None:
+    log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
 
 
 async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
@@ -179,7 +188,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
     if resumed:
         data["resumed_from"] = str(resumed["id"])
     journal.create(actor=principal.actor, data=data)
-    log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+    _log_creation(principal, new)
     return OpenRun(row, row["created_at"], journal, None)
 
 

@@ -120,7 +120,7 @@ async def _begin(tx: Tx, database: Database, session: Row, message: Row, version
     await tx.fetch(
         "start_runs", database.clock(), [run_id], [session["tenant_id"]], [session["workspace_id"]], [plan.name],
         [version], [encode({"message": message["content"]})], [encode(trigger)], [message["sent_by"]], [plan.timeout],
-        [None], [message["sender"]], *(None,) * 6, False, [plan.max_concurrency is not None], [None],
+        [None], [message["sender"]], [plan.max_concurrency is not None], [None],
     )  # fmt: skip
     row = await tx.row("join_session", run_id, session["id"], message["id"], message["auto_approve"])
     assert row is not None

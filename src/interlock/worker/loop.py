@@ -1,4 +1,4 @@
-"""The worker: claims runs in batches and drives each of them; one heartbeat for all."""
+"""The worker: drives each run that it holds; one heartbeat for all."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
-
-import asyncpg
 
 from interlock.definition.plan import Plan
 from interlock.engine import children, inbox, leases, sessions, workers
@@ -25,10 +23,11 @@ from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.store.notify import INBOX, POLICY, READY, Listener
 from interlock.store.notify import WORKER as ORDERS
-from interlock.store.pool import TRANSIENT, Database, Row, Tx, connection_options
+from interlock.store.pool import TRANSIENT, Database, Row, Tx
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
 from interlock.waiting import either
+from interlock.worker.claim import Claimer
 from interlock.worker.drive import Driver
 from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
@@ -38,9 +37,6 @@ from interlock.worker.memory import give_back, resident_mb
 
 FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
-_BUSY_RETRY_SECONDS = 0.003
-# Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
-_HEAD_START = 4
 # A worker that is short of memory goes on when it has this part of its limit; one that cannot get there is replaced.
 _ENOUGH_MEMORY = 0.9
 _MEMORY_PATIENCE_SECONDS = 10.0
@@ -73,14 +69,14 @@ class Worker:
         self.crowded = False
         self._alone = False
         self.on_trial: HeldRun | None = None
-        self._forgot = False
         self.me = leases.NOBODY
         self.flusher: Flusher
-        self._wake = asyncio.Event()
+        self.claimer = Claimer(self)
         self._idle = asyncio.Event()
         self._idle.set()
         self._suspicious = asyncio.Event()
         self._errands = asyncio.Event()
+        self._listener: Listener | None = None
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------ life
@@ -90,14 +86,14 @@ class Worker:
 
         One with a supervisor does not: that one sees to it. Nor does one that was told to end.
         """
-        listener = Listener(
+        self._listener = Listener(
             self.database,
             {
-                READY: lambda _: self._wake.set(), INBOX: self._on_mail, POLICY: self.policies.forget,
-                ORDERS: self._on_orders,
+                READY: lambda _: self.claimer.look(), INBOX: self._on_mail, POLICY: self.policies.forget,
+                ORDERS: self._on_orders, self.claimer.channel: self.claimer.on_seated,
             },
         )  # fmt: skip
-        await listener.start()
+        await self._listener.start()
         try:
             while not stop.is_set():
                 try:
@@ -109,7 +105,7 @@ class Worker:
                 if self.adopts is not None or not goes_on:
                     break
         finally:
-            await listener.stop()
+            await self._listener.stop()
             self.shop.threads.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, stop: asyncio.Event) -> bool:
@@ -123,7 +119,7 @@ class Worker:
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in {
                 "flush": self.flusher.run(),
-                "claim": self._claim_forever(),
+                "claim": self.claimer.run(),
                 "beat": self._beat_forever(),
                 "tick": self._tick_forever(stop),
                 "errands": self._run_errands_forever(),
@@ -195,10 +191,12 @@ class Worker:
     async def _drain(self, claiming: "asyncio.Task[None]") -> None:
         """Steps that are under way may finish; each run is given back at its next step."""
         self.draining = True
-        self._wake.set()
+        self.claimer.stir()
         # A claim that is under way is let through: its runs are ours, and have to be given back too.
         await asyncio.wait([claiming], timeout=5)
         claiming.cancel()
+        with contextlib.suppress(*TRANSIENT):
+            await self.claimer.leave()
         for driver in self.drivers.values():
             driver.run.wake.set()
         await either(self._idle, self.settings.drain_seconds)
@@ -237,95 +235,23 @@ class Worker:
         worked = 0
         async with self.database.connection() as connection:
             while (claim := await leases.claim(Tx(connection), self.database.clock(), self.me, self.capacity)).runs:
-                self._take_up(claim.runs)
+                self.take_up(claim.runs)
                 await self.idle()
                 worked += len(claim.runs)
             if stuck := await leases.leases_of(Tx(connection), self.database.clock(), self.me):
                 raise RuntimeError(f"run {stuck[0]['id']} could not be driven; the log says why")
         return worked
 
-    # ------------------------------------------------------------ claiming
+    # ------------------------------------------------------------ the runs that it holds
 
-    async def _claim_forever(self) -> None:
-        connection: Any = None
-        unsure = False
-        while not self.draining:
-            try:
-                if connection is None or connection.is_closed():
-                    connection = await asyncpg.connect(**connection_options(self.database))
-                while not self.draining:
-                    if unsure or self._forgot:
-                        self._forgot = False
-                        await self._take_up_forgotten(Tx(connection))
-                        unsure = False
-                    if not await self._room():
-                        break
-                    unsure = True
-                    pause = await self._claim_once(Tx(connection))
-                    unsure = False
-                    if pause:
-                        await either(self._wake, pause)
-            except TRANSIENT as error:
-                log.warning("claim_retry", error=str(error) or type(error).__name__)
-                if connection is not None:
-                    connection.terminate()
-                connection = None
-                await asyncio.sleep(0.2)
-            except BaseException:
-                if connection is not None:
-                    connection.terminate()
-                raise
-        if connection is not None:
-            connection.terminate()
-
-    async def _room(self) -> bool:
-        """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
-        bite = max(1, self.capacity // 4)
-        while not self.draining and self.drivers and self.capacity - len(self.drivers) < bite:
-            self._wake.clear()
-            await self._wake.wait()
-        return not self.draining
-
-    async def _claim_once(self, tx: Tx) -> float:
-        """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
-        self._wake.clear()
-        if self.orders.status != WorkerState.RUNNING:
-            return self.settings.poll_seconds
-        return min([await self._claim_from(tx, pool) for pool in self._pools() if len(self.drivers) < self.capacity])
-
-    def _pools(self) -> tuple[str, ...]:
-        return (str(self.orders.job_id),) if self.orders.job_id is not None else self.labels
-
-    async def _claim_from(self, tx: Tx, pool: str) -> float:
-        room = self.capacity - len(self.drivers)
-        claim = await leases.claim(tx, self.database.clock(), self.me, room, pool, self.tenants)
-        self._take_up(claim.runs)
-        if claim.dry:
-            for _ in range(_HEAD_START):
-                await asyncio.sleep(0)
-            rested = await leases.rest(tx, claim.dry)
-            if rested and len(claim.dry) == claim.lanes:
-                return self.settings.poll_seconds
-            return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
-        if claim.runs:
-            return 0.0
-        # No lane was free to look at: either there is no work, or another worker is claiming at this moment.
-        waiting = await tx.value("work_is_waiting_in", [pool], self.tenants)
-        return _BUSY_RETRY_SECONDS if waiting else self.settings.poll_seconds
-
-    async def _take_up_forgotten(self, tx: Tx) -> None:
-        """What the database thinks that we hold and we do not: an answer was lost on its way, or a driver failed."""
-        known = set(self.drivers)  # before we ask: one of them may be leaving at this moment
-        held = await leases.leases_of(tx, self.database.clock(), self.me)
-        self._take_up([row for row in held if row["id"] not in known])
-
-    def _take_up(self, rows: list[Row]) -> None:
+    def take_up(self, rows: list[Row]) -> None:
         for row in rows:
             self.policies.seen(row["tenant_id"], row["policy_version"])
             if row["id"] in self.drivers:
                 # Given back and claimed again before its driver was told: it is taken up when that one has left.
-                asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
+                asyncio.get_running_loop().call_later(self.settings.poll_seconds, self.claimer.remember)
                 continue
+            self.claimer.took(row["id"])
             driver = Driver(self, row)
             self.drivers[row["id"]] = driver
             driver.task = asyncio.create_task(driver.drive())
@@ -343,14 +269,10 @@ class Worker:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("drive_failed", run_id=str(driver.run.lease.run_id), exc_info=error)
             # Its lease is still ours. Not at once: what fails every time must not keep us busy.
-            asyncio.get_running_loop().call_later(self.settings.poll_seconds, self._remember)
+            asyncio.get_running_loop().call_later(self.settings.poll_seconds, self.claimer.remember)
         if not self.drivers:
             self._idle.set()
-        self._wake.set()
-
-    def _remember(self) -> None:
-        self._forgot = True
-        self._wake.set()
+        self.claimer.stir()
 
     # ------------------------------------------------------------ staying alive
 
@@ -384,7 +306,8 @@ class Worker:
             return
         log.info("worker_orders", worker=self.me.name, status=orders.status, job_id=str(orders.job_id or "") or None)
         self.orders = orders
-        self._wake.set()
+        self.claimer.forget_seat()  # whoever gave the order took it
+        self.claimer.look()
         for driver in self.drivers.values():
             driver.run.wake.set()
 
@@ -393,6 +316,15 @@ class Worker:
         if self.draining or self.orders.status != WorkerState.RUNNING:
             return True
         return self.orders.job_id is not None and run.row["job_id"] != self.orders.job_id
+
+    @property
+    def hears(self) -> bool:
+        """Notifications reach it."""
+        return self._listener is not None and self._listener.listening.is_set()
+
+    def pools(self) -> tuple[str, ...]:
+        """What it claims from."""
+        return (str(self.orders.job_id),) if self.orders.job_id is not None else self.labels
 
     def serves(self, label: str) -> bool:
         return self._alone or label in self.labels
@@ -455,7 +387,7 @@ class Worker:
                 awaited = [flow.plan.awaited for flow in flows]
                 await children.wake_awaiting(self.database, awaited, self.me.actor)
             full = len(self.drivers) >= self.capacity
-            pools = list(self._pools())
+            pools = list(self.pools())
             self.crowded = full and await self.database.value("work_is_waiting_in", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()
@@ -467,7 +399,9 @@ class Worker:
             self._obey(Orders(WorkerState(now["status"]), now["job_id"]))
             # A claim that was cut off can be committed after we asked what it gave us.
             if now["leases"] > len(self.drivers):
-                self._remember()
+                self.claimer.remember()
+            elif not now["seated"]:
+                self.claimer.forget_seat()
 
     # ------------------------------------------------------------ mail
 

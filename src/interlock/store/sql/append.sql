@@ -26,7 +26,7 @@ WITH me AS MATERIALIZED (
   SELECT pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)), pg_notify('interlock_ready', '')
     FROM (SELECT DISTINCT tenant_id FROM leaving WHERE requeue) AS requeued
 ), lanes AS MATERIALIZED (
-  SELECT id FROM lane
+  SELECT id, active AND full_up AS held_up FROM lane
    WHERE id = ANY(ARRAY(
            SELECT tenant_id FROM leaving UNION SELECT side_id FROM leaving UNION SELECT next_side FROM leaving
          ))
@@ -106,7 +106,10 @@ WITH me AS MATERIALIZED (
     ) AS gone
    WHERE lane.id = gone.id
 )
-SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END FROM kept;
+-- A lane that was full and has more to do is for whoever has room: they are told.
+SELECT id, nudged, CASE WHEN watched THEN pg_notify('interlock_run', id::text)::text END,
+       (SELECT pg_notify('interlock_ready', '')::text FROM lanes WHERE held_up LIMIT 1)
+  FROM kept;
 
 -- name: keep_awake
 -- Before an append that frees places in a workflow with a cap, or starts runs: as in wake_lane, before the lanes' rows.

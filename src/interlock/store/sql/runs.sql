@@ -1,43 +1,25 @@
 -- Runs: starting them and looking at them.
 
+-- name: start_run
+-- moves: run -create-> pending, run pending -start-> running, idempotency -> processing, idempotency processing -complete-> completed
+-- One, alone, in the ordinary case; see the migration.
+SELECT at, answer
+  FROM start_run($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+ WHERE at IS NOT NULL;
+
 -- name: start_runs
--- moves: run -create-> pending, idempotency -> processing, idempotency processing -complete-> completed
+-- moves: run -create-> pending
 -- One or many at once. An id that is already there was started by an earlier try of the same call. A tenant with a
 -- rate gives each run the next free place in a minute; those of later minutes wait for theirs, in order. Runs of a
--- workflow with a cap are held back until it has room.
---
--- With an idempotency key ($13) nothing starts if the key was used before; the record and its answer, in whose middle
--- the time of creation is written, commit with the run. $19 says that the version is the newest the caller knows:
--- nothing starts if there is a newer one. $21 names the jobs that they belong to; a job's lane has the id of the job.
-WITH newest AS MATERIALIZED (
-  SELECT NOT $19 OR NOT EXISTS (
-    SELECT FROM workflow WHERE tenant_id = ($3::uuid[])[1] AND name = ($5::text[])[1] AND version > ($6::int[])[1]
-  ) AS known
-), answer AS MATERIALIZED (
-  SELECT convert_to(
-    $17 || to_char(coalesce($1, now()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"') || $18, 'UTF8'
-  ) AS body
-), begun AS (
-  INSERT INTO idempotency (tenant_id, key, source, status, request_hash, response_status, response_body, run_id,
-                           created_at, expires_at)
-  SELECT ($3::uuid[])[1], $13, $14, 'completed', $15, 201, body, ($2::uuid[])[1],
-         coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $16)
-    FROM newest, answer WHERE known AND $13::text IS NOT NULL
-  ON CONFLICT (tenant_id, key) DO UPDATE
-     SET status = 'completed', request_hash = excluded.request_hash, response_status = excluded.response_status,
-         response_body = excluded.response_body, run_id = excluded.run_id, created_at = excluded.created_at,
-         expires_at = excluded.expires_at, attempts = 1, error = NULL, lock_expires_at = NULL
-   WHERE idempotency.expires_at <= coalesce($1, now())
-  RETURNING key
-), asked AS (
-  SELECT a.*
+-- workflow with a cap are held back until it has room. $14 names the jobs that they belong to; a job's lane has the id
+-- of the job.
+WITH asked AS (
+  SELECT *
     FROM unnest(
            $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[],
-           $10::float8[], $11::float8[], $12::text[], $20::boolean[], $21::uuid[]
+           $10::float8[], $11::float8[], $12::text[], $13::boolean[], $14::uuid[]
          ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
-                                 deadline_seconds, watch_seconds, requester, capped, job_id, place),
-         newest
-   WHERE newest.known AND ($13 IS NULL OR EXISTS (SELECT FROM begun))
+                                 deadline_seconds, watch_seconds, requester, capped, job_id, place)
 ), rate AS MATERIALIZED (
   -- Kept awake before its row is locked, as in wake_lane.
   SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) AS awake,
@@ -83,7 +65,7 @@ WITH newest AS MATERIALIZED (
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(tenant_id, job_id)::text, (SELECT body FROM answer) AS answer,
+SELECT coalesce($1, now()) AS now, wake_lane(tenant_id, job_id)::text,
        (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
   FROM (SELECT DISTINCT tenant_id, job_id FROM asked ORDER BY job_id NULLS FIRST, tenant_id) AS lanes,
        (SELECT count(*) FROM paced) AS _, (SELECT count(*) FROM admitted) AS __;

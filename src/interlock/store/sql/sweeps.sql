@@ -59,6 +59,8 @@ WITH silent AS MATERIALIZED (
      SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now()), stopped_by = $2, job_id = NULL
     FROM silent WHERE worker.id = silent.id
   RETURNING worker.id, worker.name, worker.heartbeat_at, silent.status AS before, silent.job_id
+), unseated AS (
+  DELETE FROM seat USING lost WHERE worker_id = lost.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
   SELECT lost.id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = lost.id), 0), 'worker', coalesce($1, now()),

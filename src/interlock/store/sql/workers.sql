@@ -26,8 +26,11 @@ UPDATE worker SET supervisor_id = $2, host = $3 WHERE id = $1;
 
 -- name: move_worker
 -- moves: worker * -> *
--- With its line of history. One that ends is nobody's any more. A lease begins anew with each start.
-WITH moved AS (
+-- With its line of history. One that ends is nobody's any more. A lease begins anew with each start. No run is put on
+-- the seat of one that is told something else; if it goes on, it opens it again.
+WITH unseated AS (
+  DELETE FROM seat WHERE worker_id = $2
+), moved AS (
   UPDATE worker
      SET status = $3, reason = $4,
          stopped_at = CASE WHEN $5 THEN coalesce($1, now()) END,
@@ -60,8 +63,18 @@ RETURNING status, job_id;
 
 -- name: orders_of
 -- The same, without a heartbeat: from time to time, beneath the notifications; and what the worker holds.
-SELECT status, job_id, stopped_by, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS leases
+SELECT status, job_id, stopped_by, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS leases,
+       EXISTS (SELECT FROM seat WHERE worker_id = worker.id) AS seated
   FROM worker WHERE id = $1;
+
+-- name: open_seat
+-- Losing this in a crash only means that the next run goes through the queue.
+WITH lazy AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+INSERT INTO seat (worker_id, actor, channel, tenants) SELECT $1, $2, $3, $4 FROM lazy
+ON CONFLICT (worker_id) DO NOTHING;
+
+-- name: close_seat
+DELETE FROM seat WHERE worker_id = $1 RETURNING worker_id;
 
 -- name: get_worker
 SELECT worker.*, supervisor.log_dir, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,

@@ -1,0 +1,192 @@
+"""Getting runs: a worker claims them from the queue in batches, and with nothing to do it keeps a seat for the next."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import asyncpg
+
+from interlock.engine import leases
+from interlock.engine.workers import DEFAULT_LABEL
+from interlock.lifecycle import WorkerState
+from interlock.store.pool import TRANSIENT, Tx, connection_options
+from interlock.telemetry import log
+from interlock.waiting import either
+
+if TYPE_CHECKING:
+    from interlock.worker.loop import Worker
+
+_BUSY_RETRY_SECONDS = 0.003
+# Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
+_HEAD_START = 4
+
+
+class Claimer:
+    """`channel`: where the worker hears of a run that was put on its seat."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self.channel = f"interlock_{uuid4().hex}"
+        # Whether the next run may be put there without being asked for: a place that is as good as taken.
+        self._has_seat = False
+        self._stir = asyncio.Event()
+        # Set with `_stir` when there may be something to claim, and not only more room.
+        self._may_claim = True
+        self._forgot = False
+        # Runs that came while we asked the database for those that it thinks are ours.
+        self._meanwhile: set[Any] | None = None
+
+    # ------------------------------------------------------------ what others tell it
+
+    def look(self) -> None:
+        """There may be something to claim."""
+        self._may_claim = True
+        self._stir.set()
+
+    def stir(self) -> None:
+        """There is more room, or less to do."""
+        self._stir.set()
+
+    def remember(self) -> None:
+        """The database may think that more is ours than we know of."""
+        self._forgot = True
+        self.look()
+
+    def forget_seat(self) -> None:
+        self._has_seat = False
+        self._stir.set()
+
+    def took(self, run_id: Any) -> None:
+        if self._meanwhile is not None:
+            self._meanwhile.add(run_id)
+
+    def on_seated(self, payload: str) -> None:
+        """A run was put on the seat. Without its text: it is too large, or news may have been missed."""
+        worker = self._worker
+        if not payload:
+            self.remember()
+        elif (row := leases.seated(payload, worker.me)) is not None:
+            self._has_seat = False
+            worker.take_up([row])
+
+    @property
+    def _room(self) -> int:
+        return self._worker.capacity - len(self._worker.drivers) - self._has_seat
+
+    # ------------------------------------------------------------ for as long as the worker lives
+
+    async def run(self) -> None:
+        worker, connection, unsure = self._worker, None, False
+        self._has_seat = False
+        try:
+            while not worker.draining:
+                try:
+                    if connection is None or connection.is_closed():
+                        connection = await asyncpg.connect(**connection_options(worker.database))
+                    while not worker.draining:
+                        if unsure or self._forgot:
+                            await self.take_up_forgotten(Tx(connection))
+                            unsure = False
+                        if not await self._enough_room(Tx(connection)):
+                            break
+                        unsure = True
+                        pause = await self._claim(Tx(connection))
+                        unsure = False
+                        if pause:
+                            await self._sleep(Tx(connection), pause)
+                except TRANSIENT as error:
+                    log.warning("claim_retry", error=str(error) or type(error).__name__)
+                    if connection is not None:
+                        connection.terminate()
+                    connection = None
+                    await asyncio.sleep(0.2)
+        finally:
+            if connection is not None:
+                connection.terminate()
+
+    async def leave(self) -> None:
+        """Nothing more may come: the seat goes, and what was put on it meanwhile is taken up to be given back."""
+        async with self._worker.database.connection() as connection:
+            if self._has_seat and not await self._close_seat(Tx(connection)):
+                await self.take_up_forgotten(Tx(connection))
+
+    async def _enough_room(self, tx: Tx) -> bool:
+        """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
+        worker = self._worker
+        bite = max(1, worker.capacity // 4)
+        if self._has_seat and self._room < bite:
+            await self._close_seat(tx)
+        while not worker.draining and worker.drivers and self._room < bite:
+            self._stir.clear()
+            await self._stir.wait()
+        return not worker.draining
+
+    async def _claim(self, tx: Tx) -> float:
+        """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
+        worker = self._worker
+        self._may_claim = False
+        self._stir.clear()
+        if worker.orders.status != WorkerState.RUNNING or self._room < 1:
+            return worker.settings.poll_seconds
+        return min([await self._claim_from(tx, pool) for pool in worker.pools() if self._room > 0])
+
+    async def _claim_from(self, tx: Tx, pool: str) -> float:
+        worker, poll_seconds = self._worker, self._worker.settings.poll_seconds
+        claim = await leases.claim(tx, worker.database.clock(), worker.me, self._room, pool, worker.tenants)
+        worker.take_up(claim.runs)
+        if claim.dry:
+            for _ in range(_HEAD_START):
+                await asyncio.sleep(0)
+            rested = await leases.rest(tx, claim.dry)
+            if rested and len(claim.dry) == claim.lanes:
+                return poll_seconds
+            return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
+        if claim.runs:
+            return 0.0
+        # No lane was free to look at: either there is no work, or another worker is claiming at this moment.
+        waiting = await tx.value("work_is_waiting_in", [pool], worker.tenants)
+        return _BUSY_RETRY_SECONDS if waiting else poll_seconds
+
+    async def take_up_forgotten(self, tx: Tx) -> None:
+        """What the database thinks that we hold and we do not: an answer was lost on its way, or a driver failed."""
+        worker = self._worker
+        self._forgot = False
+        self._meanwhile = set(worker.drivers)  # one of them may be leaving at this moment
+        try:
+            held = await leases.leases_of(tx, worker.database.clock(), worker.me)
+            known = self._meanwhile
+        finally:
+            self._meanwhile = None
+        worker.take_up([row for row in held if row["id"] not in known])
+
+    # ------------------------------------------------------------ nothing to do
+
+    async def _sleep(self, tx: Tx, seconds: float) -> None:
+        """Until there may be something to claim."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
+            self._stir.clear()
+            if self._is_free and seconds >= self._worker.settings.poll_seconds:
+                await self._open_seat(tx)
+            await either(self._stir, left)
+
+    @property
+    def _is_free(self) -> bool:
+        """With nothing to do, for whoever comes, and able to hear of it."""
+        worker = self._worker
+        return (
+            not worker.drivers and not self._has_seat and worker.orders.status == WorkerState.RUNNING
+            and worker.pools() == worker.labels and DEFAULT_LABEL in worker.labels and worker.hears
+        )  # fmt: skip
+
+    async def _open_seat(self, tx: Tx) -> None:
+        self._has_seat = True  # a run may be put there before we hear that we have it
+        await leases.open_seat(tx, self._worker.me, self.channel, self._worker.tenants)
+
+    async def _close_seat(self, tx: Tx) -> bool:
+        """False: a run was put there, and is on its way to us."""
+        if not await leases.close_seat(tx, self._worker.me):
+            return False
+        self._has_seat = False
+        return True
