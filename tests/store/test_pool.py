@@ -14,6 +14,7 @@ import pytest
 from interlock.errors import Conflict, Unavailable
 from interlock.settings import Settings
 from interlock.store import embedded
+from interlock.store import notify
 from interlock.store.notify import Listener
 from interlock.store.pool import (
     Database,
@@ -209,7 +210,7 @@ async def test_behind_a_pooler_nobody_listens(url: str) -> None:
     database = Database(f"{url}&pgbouncer=true", Settings())
     listener = Listener(database, {"news": lambda _: None})
     await listener.start()
-    assert listener._task is None
+    assert database not in notify._ears
     await listener.stop()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -10,8 +11,10 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse
+from pydantic import ValidationError
 
 from interlock import tracing
+from interlock.api.direct import DirectRoute, by_way_of
 from interlock.api.services import (
     NUMBER,
     Json,
@@ -24,6 +27,8 @@ from interlock.api.services import (
     encode_cursor,
     number_cursor,
     page,
+    principal,
+    services,
     uuid_cursor,
 )
 from interlock.api.views import dump, event_view, new_run_answer, new_run_view, run_view
@@ -39,7 +44,7 @@ from interlock.store.pool import Row, Tx
 from interlock.waiting import either
 from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
-router = APIRouter(prefix="/api/runs", tags=["runs"])
+router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
 Wait = Annotated[float | None, Query(ge=0, le=60, description="Answer when the run ended or waits for a person.")]
 OverCap = Annotated[
@@ -48,16 +53,38 @@ OverCap = Annotated[
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
+_ONLY_WAIT = re.compile(rb"(?:wait=([0-9]|[1-5][0-9]))?")
+
 # How long a run announces its entries after somebody last said that they follow it.
 WATCH_SECONDS = 90.0
 HEARTBEAT_SECONDS = 15.0
 
 
+async def _start_shortly(request: Request) -> Response | None:
+    """A body in JSON, with nothing in the query but how long to wait."""
+    headers, query = request.headers, request.scope["query_string"]
+    if headers.get("content-type") != "application/json" or not (plain := _ONLY_WAIT.fullmatch(query)):
+        return None
+    try:
+        body = StartRun.model_validate_json(await request.body())
+    except ValidationError:
+        return None
+    found = await services(request)
+    return await _started(body, request, found, await principal(request, found), float(plain[1] or 0), "wait")
+
+
 @router.post("", status_code=201, response_model=Run)
+@by_way_of(_start_shortly)
 async def start(
     body: StartRun, request: Request, found: Svc, who: Who, wait: Wait = None, over_cap: OverCap = "wait"
 ) -> Response:
     """Start a run of the newest version of a workflow, or of the one that is asked for."""
+    return await _started(body, request, found, who, wait or 0, over_cap)
+
+
+async def _started(
+    body: StartRun, request: Request, found: Services, who: Principal, wait: float, over_cap: str
+) -> Response:
     who.require(Permission.START)
     watch = wait + 5 if wait else None
     new = await _prepare(found, who, request, body, watch, remembered=True)

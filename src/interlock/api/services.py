@@ -102,7 +102,7 @@ async def asked_once(who: Principal, request: Request, key: str | None = None) -
     key = key or (f"api:{who.key_id}:{own}" if own is not None else None)
     if key is None:
         return None
-    digest = idempotency.Request.hash_of(request.method, request.url.path, body)
+    digest = idempotency.Request.hash_of(request.method, request.scope["path"], body)
     return idempotency.Request(who.tenant_id, key, key.partition(":")[0], digest)
 
 

@@ -7,10 +7,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
-from interlock.client.errors import ApiError
+from interlock.client.errors import Answer, ApiError
 
 if TYPE_CHECKING:
     from interlock.client.clients import AsyncClient, Client
@@ -24,14 +23,14 @@ M = TypeVar("M", bound=BaseModel)
 class Call(Generic[T]):
     method: str
     path: str
-    read: Callable[[httpx2.Response], T]
+    read: Callable[[Answer], T]
     query: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     # How long the server may take on purpose, on top of the client's own patience.
     wait: float = 0
 
-    def answer(self, response: httpx2.Response) -> T:
+    def answer(self, response: Answer) -> T:
         if not response.is_success:
             raise ApiError.of(response)
         try:
@@ -86,7 +85,7 @@ def at(template: str, *names: str) -> str:
     return template.format(*(quote(str(name), safe="") for name in names))
 
 
-def _reader(view: type[M]) -> Callable[[httpx2.Response], M]:
+def _reader(view: type[M]) -> Callable[[Answer], M]:
     return lambda response: view.model_validate_json(response.content)
 
 

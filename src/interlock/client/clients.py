@@ -11,7 +11,8 @@ import httpx2
 
 from interlock.client.api import Api
 from interlock.client.call import Call, at
-from interlock.client.errors import ApiError, Unreachable
+from interlock.client.direct import Direct, reaches
+from interlock.client.errors import Answer, ApiError, Unreachable
 from interlock.client.persistence import FOLLOW_SILENCE_SECONDS, Attempts, Following
 from interlock.lifecycle import RunState
 from interlock.wire import Event, JobEvent, Run
@@ -168,12 +169,14 @@ class AsyncClient(_Connection):
         self._http = httpx2.AsyncClient(
             headers=self._headers, transport=transport, mounts=None if transport else LOOPBACK
         )
+        address = httpx2.URL(self.url)
+        self._direct = Direct(address, self._headers) if transport is None and reaches(address) else None
 
     async def send(self, call: Call[T]) -> T:
         attempts = Attempts(self.url)
         while True:
             try:
-                response = await self._http.request(**self._request(call))
+                response = await self._ask(call)
             except httpx2.TransportError as error:
                 pause = attempts.pause_after(error)
             else:
@@ -181,6 +184,13 @@ class AsyncClient(_Connection):
                     return call.answer(response)
                 pause = again
             await self._sleep(pause)
+
+    async def _ask(self, call: Call[Any]) -> Answer:
+        if self._direct is None:
+            return await self._http.request(**self._request(call))
+        return await self._direct.request(
+            call.method, call.path, call.query, call.headers, call.content, self.timeout, self.timeout + call.wait
+        )
 
     async def iter_runs(
         self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
@@ -222,6 +232,8 @@ class AsyncClient(_Connection):
             await self._sleep(following.pause_after(trouble))
 
     async def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

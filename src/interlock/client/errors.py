@@ -6,12 +6,27 @@ ClientError
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 from pydantic import ValidationError
 
 from interlock.wire import Problem
+
+
+class Answer(Protocol):
+    """What is asked of an answer, whoever brought it."""
+
+    @property
+    def status_code(self) -> int: ...
+    @property
+    def content(self) -> bytes: ...
+    @property
+    def is_success(self) -> bool: ...
+    @property
+    def reason_phrase(self) -> str: ...
+    @property
+    def url(self) -> httpx2.URL | str: ...
 
 
 class ClientError(Exception):
@@ -30,7 +45,7 @@ class ApiError(ClientError):
         self.fields: Mapping[str, Any] = fields or {}
 
     @classmethod
-    def of(cls, response: httpx2.Response) -> "ApiError":
+    def of(cls, response: Answer) -> "ApiError":
         try:
             problem = Problem.model_validate_json(response.content)
         except ValidationError:  # a proxy's page, or another program at this address
@@ -48,7 +63,7 @@ class ApiError(ClientError):
         return cls(422, "INVALID_REQUEST", "The request is not valid", "; ".join(faults))
 
     @classmethod
-    def unreadable(cls, response: httpx2.Response) -> "ApiError":
+    def unreadable(cls, response: Answer) -> "ApiError":
         return cls(response.status_code, "UNREADABLE_ANSWER", f"what {response.url} answered is not Interlock's")
 
 

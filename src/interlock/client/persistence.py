@@ -5,7 +5,7 @@ from typing import Generic, TypeVar, cast
 import httpx2
 from pydantic import ValidationError
 
-from interlock.client.errors import ApiError, Unreachable
+from interlock.client.errors import Answer, ApiError, Unreachable
 from interlock.wire import Event, JobEvent
 
 E = TypeVar("E", bound=Event | JobEvent)
@@ -31,7 +31,7 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, (httpx2.TimeoutException, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError))
 
 
-def is_in_flight(response: httpx2.Response) -> bool:
+def is_in_flight(response: Answer) -> bool:
     """A repeated request met its own first attempt: the answer is on its way."""
     return response.status_code == 409 and ApiError.of(response).code == "IDEMPOTENCY_CONFLICT"
 
@@ -50,7 +50,7 @@ class Attempts:
             raise Unreachable.by(error, self._url) from error
         return pause
 
-    def pause_before_answer(self, response: httpx2.Response) -> float | None:
+    def pause_before_answer(self, response: Answer) -> float | None:
         """None if this is the answer, as it nearly always is."""
         return next(self._pauses, None) if is_in_flight(response) else None
 

@@ -31,15 +31,42 @@ class Listener:
 
     def __init__(self, database: Database, handlers: dict[str, Handler]) -> None:
         self._database = database
-        self._handlers = handlers
-        self._task: asyncio.Task[None] | None = None
+        self.handlers = handlers
         self.listening = asyncio.Event()
 
     async def start(self) -> None:
         if not behind_pooler(self._database.url):
-            self._task = asyncio.create_task(self._keep_listening(), name="listener")
+            _ears.setdefault(self._database, _Ear(self._database)).add(self)
 
     async def stop(self) -> None:
+        self.listening.clear()
+        if (ear := _ears.get(self._database)) is not None and not ear.remove(self):
+            del _ears[self._database]
+            await ear.close()
+
+
+class _Ear:
+    """The connection that all listeners of a process share: the server wakes every one that listens for all news."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._listeners: list[Listener] = []
+        self._stir = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        self._stir.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_listening(), name="listener")
+
+    def remove(self, listener: Listener) -> int:
+        """How many are left."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+        return len(self._listeners)
+
+    async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -53,24 +80,37 @@ class Listener:
                 delay = 0.05
             except TRANSIENT as error:
                 log.warning("listener_lost", error=str(error) or type(error).__name__)
-            self.listening.clear()
+            for listener in self._listeners:
+                listener.listening.clear()
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
 
     async def _listen_until_broken(self) -> None:
         connection: Any = await asyncpg.connect(**connection_options(self._database))
-        broken = asyncio.Event()
-        connection.add_termination_listener(lambda _: broken.set())
+        connection.add_termination_listener(lambda _: self._stir.set())
         try:
-            for channel, handler in self._handlers.items():
-                await connection.add_listener(channel, lambda _c, _p, _ch, payload, handler=handler: handler(payload))
-            for handler in self._handlers.values():
-                handler("")
-            self.listening.set()
-            while not broken.is_set():
-                await either(broken, 20)
+            while not connection.is_closed():
+                self._stir.clear()
+                for listener in [each for each in self._listeners if not each.listening.is_set()]:
+                    await self._begin(connection, listener)
+                await either(self._stir, 20)
                 # A half-open connection is only found by using it.
-                if not broken.is_set():
+                if not self._stir.is_set():
                     await connection.execute("SELECT 1", timeout=10)
         finally:
             connection.terminate()
+
+    async def _begin(self, connection: Any, listener: Listener) -> None:
+        for channel in listener.handlers:
+            await connection.add_listener(channel, self._on_news)  # one that is there already is not added again
+        for handler in listener.handlers.values():
+            handler("")
+        listener.listening.set()
+
+    def _on_news(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
+        for listener in list(self._listeners):
+            if (handler := listener.handlers.get(channel)) is not None:
+                handler(payload)
+
+
+_ears: dict[Database, _Ear] = {}

@@ -91,20 +91,98 @@ class Tx:
             yield
 
 
-class _Clean(asyncpg.Connection):  # type: ignore[misc]
-    """Nothing that we do outlives its transaction: a connection that comes back needs no cleaning round trip.
+class Pool:
+    """Connections that are used in turns, the one that was used last first.
 
-    Unless its user was cancelled between the parts of a statement. The server then waits for the rest of it, with locks
-    held, and sends an error to the next user when the statement's time is over: one round trip ends it.
+    Nothing that we do outlives its transaction: a connection that comes back needs no cleaning, and whoever takes it no
+    ceremony. That of a pool for everybody took as long as a small statement.
     """
 
-    interrupted = False
+    def __init__(self, options: dict[str, Any], size: int) -> None:
+        self._options = options
+        self._room = asyncio.Semaphore(size)
+        self._idle: list[Any] = []
+        self._all: set[Any] = set()
+        self._is_closed = False
 
-    def get_reset_query(self) -> str:
-        if not self.interrupted:
-            return ""
-        self.interrupted = False
-        return "SELECT"
+    def acquire(self) -> "_Use":
+        return _Use(self)
+
+    async def take(self) -> Any:
+        await self._room.acquire()
+        try:
+            while self._idle:
+                if not (connection := self._idle.pop()).is_closed():
+                    return connection
+                self._all.discard(connection)
+            if self._is_closed:
+                raise Unavailable("the database was closed")
+            connection = await asyncpg.connect(**self._options)
+        except BaseException:
+            self._room.release()
+            raise
+        self._all.add(connection)
+        return connection
+
+    def give_back(self, connection: Any) -> None:
+        self._room.release()
+        if self._is_closed or connection.is_closed():
+            connection.terminate()
+            self._all.discard(connection)
+        else:
+            self._idle.append(connection)
+
+    def terminate(self) -> None:
+        self._is_closed = True
+        for connection in self._all:
+            connection.terminate()
+
+    async def execute(self, statement: str, *args: Any) -> Any:
+        async with self.acquire() as connection:
+            return await connection.execute(statement, *args)
+
+    async def fetch(self, statement: str, *args: Any) -> list[Row]:
+        async with self.acquire() as connection:
+            rows: list[Row] = await connection.fetch(statement, *args)
+            return rows
+
+    async def fetchrow(self, statement: str, *args: Any) -> Row | None:
+        async with self.acquire() as connection:
+            row: Row | None = await connection.fetchrow(statement, *args)
+            return row
+
+    async def fetchval(self, statement: str, *args: Any) -> Any:
+        async with self.acquire() as connection:
+            return await connection.fetchval(statement, *args)
+
+
+class _Use:
+    """A connection for as long as it is used, clean again however its user ends."""
+
+    __slots__ = ("_connection", "_pool")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def __aenter__(self) -> Any:
+        self._connection = await self._pool.take()
+        return self._connection
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if kind is not None and issubclass(kind, asyncio.CancelledError) and not self._connection.is_closed():
+                await self._end_statement()
+        finally:
+            self._pool.give_back(self._connection)
+
+    async def _end_statement(self) -> None:
+        """Its user may have been cancelled between the parts of a statement. The server then waits for the rest of it,
+        with locks held, and sends an error to the next user when the statement's time is over: a round trip ends it."""
+        try:
+            await self._connection.execute("SELECT", timeout=5)
+        except BaseException:
+            self._connection.terminate()
+            raise
 
 
 class Database:
@@ -113,7 +191,7 @@ class Database:
         self.clock = clock
         self.settings = settings
         self._size = size or settings.pool_size
-        self._pool: asyncpg.Pool | None = None
+        self._pool: Pool | None = None
 
     def __repr__(self) -> str:
         return f"Database({without_password(self.url)})"
@@ -122,14 +200,10 @@ class Database:
         self._pool = await retrying(self._make_pool, patience or self.settings.database_patience_seconds)
         return self
 
-    async def _make_pool(self) -> asyncpg.Pool:
-        return await asyncpg.create_pool(
-            min_size=1,
-            max_size=self._size,
-            max_inactive_connection_lifetime=300,
-            connection_class=_Clean,
-            **connection_options(self),
-        )
+    async def _make_pool(self) -> Pool:
+        pool = Pool(connection_options(self), self._size)
+        async with pool.acquire():
+            return pool
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -137,7 +211,7 @@ class Database:
             self._pool = None
 
     @property
-    def pool(self) -> asyncpg.Pool:
+    def pool(self) -> Pool:
         if self._pool is None:
             raise Unavailable("the database was not opened")
         return self._pool
@@ -148,16 +222,8 @@ class Database:
         async with self.connection() as connection, connection.transaction():
             yield Tx(connection)
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Any]:
-        """A connection of the pool, clean again however its user ends."""
-        async with self.pool.acquire() as connection:
-            try:
-                yield connection
-            except asyncio.CancelledError:
-                if connection._con is not None:  # the pool may be gone already
-                    connection._con.interrupted = True
-                raise
+    def connection(self) -> _Use:
+        return self.pool.acquire()
 
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
         """One transaction, tried again from its beginning when the connection breaks."""
