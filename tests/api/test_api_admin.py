@@ -109,7 +109,7 @@ async def test_health_and_readiness_need_no_key(rig: Rig) -> None:
 
 
 async def test_readiness_says_when_the_database_is_away(rig: Rig) -> None:
-    await rig.database.pool.close()
+    rig.database.pool.terminate()
     http = rig.http("")
     answer = await http.get("/readyz")
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
