@@ -14,7 +14,17 @@ import pytest
 
 from interlock.ids import uuid7
 from interlock.lifecycle import APPROVAL, IDEMPOTENCY, JOB, RECEIPT, RUN, STEP, WORKER, Machine, RunReason, Tier
-from interlock.lifecycle.render import checks, final, illegal_move, legal_entry, legal_history, listed
+from interlock.lifecycle.render import (
+    LEGAL_ENTRY,
+    checks,
+    domains,
+    entry_moves,
+    final,
+    illegal_move,
+    legal_history,
+    listed,
+    may_move,
+)
 from interlock.lifecycle.run import LEASABLE
 from interlock.store import embedded
 from interlock.store.migrate import ensure_partitions
@@ -94,6 +104,24 @@ async def differences(connection: Any, table: str, rendered: dict[str, str]) -> 
     return found
 
 
+async def different_domains(connection: Any, rendered: dict[str, tuple[str, str]]) -> set[str]:
+    """Names of the domains that differ from these texts."""
+    query = """SELECT conname || ' ' || pg_get_constraintdef(pg_constraint.oid)
+                 FROM pg_constraint JOIN pg_type ON pg_type.oid = contypid WHERE typname = $1"""
+    found = set()
+    for name, (constraint_name, text) in rendered.items():
+        await connection.execute(f"CREATE DOMAIN scratch AS text CONSTRAINT {constraint_name} CHECK ({text})")
+        if await connection.fetch(query, name) != await connection.fetch(query, "scratch"):
+            found.add(name)
+        await connection.execute("DROP DOMAIN scratch")
+    return found
+
+
+async def body_of(connection: Any, function: str) -> str | None:
+    found: str | None = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = $1", function)
+    return found
+
+
 async def different_triggers(connection: Any, machine: Machine) -> set[str]:
     table = machine.name
     await connection.execute(f"CREATE TABLE scratch (LIKE {table})")
@@ -115,6 +143,20 @@ async def test_the_checks_of_a_table_are_those_rendered_today(connection: Any, m
 
 
 @every_stored
+async def test_the_domains_of_a_table_are_those_rendered_today(connection: Any, machine: Machine) -> None:
+    assert await different_domains(connection, domains(machine)) == set()
+
+
+@every_stored
+async def test_a_domain_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
+    name = f"{machine.name}_state"
+    await connection.execute(f"ALTER DOMAIN {name} DROP CONSTRAINT {machine.name}_status")
+    assert await different_domains(connection, domains(machine)) == {name}
+    await connection.execute(f"ALTER DOMAIN {name} ADD CONSTRAINT {machine.name}_status CHECK (VALUE <> 'x')")
+    assert await different_domains(connection, domains(machine)) == {name}
+
+
+@every_stored
 async def test_a_check_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
     name = f"{machine.name}_status"
     await connection.execute(f"ALTER TABLE {machine.name} DROP CONSTRAINT {name}")
@@ -129,15 +171,20 @@ async def test_the_triggers_of_a_table_are_those_rendered_today(connection: Any,
 
 
 @every_moving
+async def test_what_the_triggers_ask_is_what_is_rendered_today(connection: Any, machine: Machine) -> None:
+    assert await body_of(connection, f"{machine.name}_may_move") == may_move(machine)
+
+
+@every_moving
 async def test_a_trigger_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
     await connection.execute(f"DROP TRIGGER {machine.name}_final ON {machine.name}")
     assert await different_triggers(connection, machine) == {f"{machine.name}_final"}
 
 
 async def test_the_check_of_an_entry_is_the_one_rendered_today(connection: Any) -> None:
-    assert await differences(connection, "entry", {"entry_transition": legal_entry(RUN, STEP)}) == set()
-    swapped = {"entry_transition": legal_entry(STEP, RUN)}
-    assert await differences(connection, "entry", swapped) == {"entry_transition"}
+    assert await differences(connection, "entry", {"entry_transition": LEGAL_ENTRY}) == set()
+    assert await different_domains(connection, {"entry_move": entry_moves(RUN, STEP)}) == set()
+    assert await different_domains(connection, {"entry_move": entry_moves(STEP, RUN)}) == {"entry_move"}
 
 
 async def test_the_check_of_a_line_of_history_is_the_one_rendered_today(connection: Any) -> None:
@@ -147,9 +194,9 @@ async def test_the_check_of_a_line_of_history_is_the_one_rendered_today(connecti
 
 
 async def test_the_other_words_in_checks_are_those_of_the_enums(connection: Any) -> None:
-    held = f"lease_worker IS NULL OR status IN ({listed(LEASABLE)})"
-    reasons = f"reason IN ({listed(RunReason)})"
-    assert await differences(connection, "run", {"run_waiting_is_free": held, "run_reason_known": reasons}) == set()
+    held = ("run_waiting_is_free", f"VALUE IN ({listed(LEASABLE)})")
+    reasons = ("run_reason_known", f"VALUE IN ({listed(RunReason)})")
+    assert await different_domains(connection, {"run_leased": held, "run_known_reason": reasons}) == set()
     assert await differences(connection, "approval", {"approval_tier_check": f"tier IN ({listed(Tier)})"}) == set()
     assert await differences(connection, "api_key", {"api_key_role_check": f"role IN ({listed(Role)})"}) == set()
 

@@ -18,45 +18,70 @@ def listed(terms: Iterable[Term]) -> str:
 
 
 def checks(machine: AnyMachine) -> dict[str, str]:
-    """CHECK constraints of the table that holds this machine's state in `status`, by constraint name."""
-    found = {f"{machine.name}_status": f"status IN ({listed(machine.states)})"}
-    for column, states in machine.columns.items():
-        within = listed(s for s in machine.states if s in states)
-        found[f"{machine.name}_{column}"] = f"({column} IS NOT NULL) = (status IN ({within}))"
+    """CHECK constraints of the table that holds this machine's state in `status`, by constraint name.
+
+    Their lists stand in domains: the server reads a constraint's text anew for every statement, and that of a domain once
+    for each connection.
+    """
+    found = {f"{machine.name}_status": f"status::{machine.name}_state IS NOT NULL"}
+    for column in machine.columns:
+        without, having = _domains_of(machine, column)
+        found[f"{machine.name}_{column}"] = (
+            f"CASE WHEN {column} IS NULL THEN status::{without} ELSE status::{having} END IS NOT NULL"
+        )
     return found
 
 
-def illegal_move(machine: AnyMachine) -> str:
-    """The WHEN of the trigger that refuses an UPDATE of `status` which is in no row of the table."""
+def domains(machine: AnyMachine) -> dict[str, tuple[str, str]]:
+    """What the checks ask: each domain with the name and the text of its constraint. Who breaks it is told that name."""
+    found = {f"{machine.name}_state": (f"{machine.name}_status", f"VALUE IN ({listed(machine.states)})")}
+    for column, states in machine.columns.items():
+        without, having = _domains_of(machine, column)
+        for domain, is_there in ((without, False), (having, True)):
+            within = listed(s for s in machine.states if (s in states) is is_there)
+            found[domain] = (f"{machine.name}_{column}", f"VALUE IN ({within})")
+    return found
+
+
+def _domains_of(machine: AnyMachine, column: str) -> tuple[str, str]:
+    return f"{machine.name}_without_{column}", f"{machine.name}_with_{column}"
+
+
+def may_move(machine: AnyMachine) -> str:
+    """The body of the function that says whether an UPDATE may bring `before` to `after`."""
     rows = []
     for source in machine.states:
         targets = sorted({t.target for t in machine.transitions() if t.source == source}, key=machine.states.index)
         if targets:
-            rows.append(f"WHEN '{source}' THEN NEW.status NOT IN ({listed(targets)})")
-    return "OLD.status <> NEW.status AND CASE OLD.status " + " ".join(rows) + " ELSE true END"
+            rows.append(f"    WHEN '{source}' THEN after IN ({listed(targets)})\n")
+    return "\nBEGIN\n  RETURN CASE before\n" + "".join(rows) + "    ELSE false\n  END;\nEND "
+
+
+def illegal_move(machine: AnyMachine) -> str:
+    """The WHEN of the trigger that refuses an UPDATE of `status` which is in no row of the table."""
+    return f"OLD.status <> NEW.status AND NOT {machine.name}_may_move(OLD.status, NEW.status)"
 
 
 def final(machine: AnyMachine) -> str:
-    """The WHEN of the trigger that refuses any UPDATE of a row that has ended."""
+    """The WHEN of the trigger that refuses any UPDATE of a row that has ended; most have a mark that says so."""
+    if mark := next((column for column, states in machine.columns.items() if states == machine.terminal), None):
+        return f"OLD.{mark} IS NOT NULL"
     return f"OLD.status IN ({listed(s for s in machine.states if s in machine.terminal)})"
 
 
-def legal_entry(run: AnyMachine, step: AnyMachine) -> str:
-    """The CHECK of a journal entry: its transition stands in the run's table, or in the step's if it names one.
+# The CHECK of a journal entry: its transition is one of `entry_moves`. Written as an array, NULL is not what says so.
+LEGAL_ENTRY = (
+    "(CASE WHEN step IS NULL THEN 'run ' ELSE 'step ' END || ARRAY[from_state, event, to_state]::text)::entry_move"
+    " IS NOT NULL"
+)
 
-    One comparison with one list: the journal pays for this at every entry, and the server reads a constraint's text
-    anew for every statement.
-    """
-    moves = ",".join(f"{m.name}:{t.source}:{t.event}:{t.target}" for m in (run, step) for t in m.transitions())
-    return (
-        "CASE"
-        " WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL"
-        # A CHECK lets NULL pass, and every comparison below is NULL without a target.
-        " WHEN to_state IS NULL THEN false"
-        f" WHEN from_state IS NULL THEN step IS NULL AND event = 'create' AND to_state = '{run.initial}'"
-        f" ELSE CASE WHEN step IS NULL THEN '{run.name}:' ELSE '{step.name}:' END"
-        f" || from_state || ':' || event || ':' || to_state = ANY ('{{{moves}}}'::text[]) END"
-    )
+
+def entry_moves(run: AnyMachine, step: AnyMachine) -> tuple[str, str]:
+    """The domain of what an entry may say: a transition of the run, or of the step that it names, or none at all."""
+    moves = ["run {NULL,NULL,NULL}", "step {NULL,NULL,NULL}", f"run {{NULL,create,{run.initial}}}"]
+    for name, machine in (("run", run), ("step", step)):
+        moves += [f"{name} {{{t.source},{t.event},{t.target}}}" for t in machine.transitions()]
+    return "entry_transition", "VALUE IN (" + ", ".join(f"'{move}'" for move in moves) + ")"
 
 
 def legal_history(*machines: AnyMachine) -> str:
