@@ -10,7 +10,7 @@ import orjson
 
 from interlock.engine import children, receipts, waits
 from interlock.engine.children import Child
-from interlock.engine.leases import Me
+from interlock.engine.leases import Me, Seat
 from interlock.engine.outside import open_approvals, withdraw
 from interlock.engine.receipts import Intent, Prior, Seal
 from interlock.journal import Ask, Awaited, Entry, Leave, encode
@@ -73,6 +73,8 @@ class Write:
     drained: list[int] = field(default_factory=list)
     # The side lane that it leaves into, or none.
     next_side: UUID | None = None
+    # Of a worker that has nothing to do when this has left: open with that, and not a statement later.
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ async def _begin_waits(
 async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> list[Answer]:
     flat = [(w.lease.run_id, w.lease.token, e) for w in writes for e in w.entries]
     leaving = [(w, w.leave) for w in writes if w.leave is not None]
+    seat = next((w.seat for w in writes if w.seat is not None), None)
     rows = await tx.fetch(
         "append", database.clock(), me.id,
         [r for r, _, _ in flat], [t for _, t, _ in flat], [e.seq for _, _, e in flat], [e.type for _, _, e in flat],
@@ -184,6 +187,7 @@ async def _append(tx: Tx, database: Database, me: Me, writes: list[Write]) -> li
         [v.result for _, v in leaving], [v.error for _, v in leaving], [v.wake_at for _, v in leaving],
         [v.queue for _, v in leaving], [w.seq for w, _ in leaving], [w.cost_usd for w, _ in leaving],
         [w.lease.side_id for w, _ in leaving], [w.next_side for w, _ in leaving],
+        *((seat.actor, seat.channel, seat.tenants) if seat else (None, None, None)),
     )  # fmt: skip
     kept = {row["id"]: Answer(True, row["nudged"]) for row in rows}
     return [kept.get(w.lease.run_id, REFUSED) if w.entries or w.leave else Answer(True) for w in writes]

@@ -117,9 +117,17 @@ _SEATED: Row = {
 }  # fmt: skip
 
 
-async def open_seat(connection: Tx, me: Me, channel: str, tenants: tuple[UUID, ...] | None) -> None:
-    """Whoever starts a run may put it there; see `start_run` in the migrations."""
-    await connection.fetch("open_seat", me.id, me.actor, channel, tenants)
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a worker hears of a run that was put there, and whose runs may be; see `start_run` in the migrations."""
+
+    actor: str
+    channel: str
+    tenants: tuple[UUID, ...] | None
+
+
+async def open_seat(connection: Tx, me: Me, seat: Seat) -> None:
+    await connection.fetch("open_seat", me.id, seat.actor, seat.channel, seat.tenants)
 
 
 async def close_seat(connection: Tx, me: Me) -> bool:

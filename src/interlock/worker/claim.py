@@ -2,7 +2,7 @@
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 
@@ -33,8 +33,10 @@ class Claimer:
         # Set with `_stir` when there may be something to claim, and not only more room.
         self._may_claim = True
         self._forgot = False
+        # The database has nothing for us: until that changes, whatever frees us opens the seat.
+        self._is_resting = False
         # Runs that came while we asked the database for those that it thinks are ours.
-        self._meanwhile: set[Any] | None = None
+        self._meanwhile: set[UUID] | None = None
 
     # ------------------------------------------------------------ what others tell it
 
@@ -56,7 +58,7 @@ class Claimer:
         self._has_seat = False
         self._stir.set()
 
-    def took(self, run_id: Any) -> None:
+    def took(self, run_id: UUID) -> None:
         if self._meanwhile is not None:
             self._meanwhile.add(run_id)
 
@@ -165,24 +167,30 @@ class Claimer:
         """Until there may be something to claim."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
-        while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
-            self._stir.clear()
-            if self._is_free and seconds >= self._worker.settings.poll_seconds:
-                await self._open_seat(tx)
-            await either(self._stir, left)
+        self._is_resting = seconds >= self._worker.settings.poll_seconds
+        try:
+            while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
+                self._stir.clear()
+                if not self._worker.drivers and (seat := self._seat_to_open()) is not None:
+                    await leases.open_seat(tx, self._worker.me, seat)
+                await either(self._stir, left)
+        finally:
+            self._is_resting = False
 
-    @property
-    def _is_free(self) -> bool:
-        """With nothing to do, for whoever comes, and able to hear of it."""
+    def seat_after(self, leaving: set[UUID]) -> leases.Seat | None:
+        """The seat that the write opens with which these leave, if they are all that we have."""
+        return self._seat_to_open() if self._worker.drivers.keys() == leaving else None
+
+    def _seat_to_open(self) -> leases.Seat | None:
+        """For whoever comes, if nothing waits and we can hear of it. A run may be put there before we know it is open."""
         worker = self._worker
-        return (
-            not worker.drivers and not self._has_seat and worker.orders.status == WorkerState.RUNNING
-            and worker.pools() == worker.labels and DEFAULT_LABEL in worker.labels and worker.hears
-        )  # fmt: skip
-
-    async def _open_seat(self, tx: Tx) -> None:
-        self._has_seat = True  # a run may be put there before we hear that we have it
-        await leases.open_seat(tx, self._worker.me, self.channel, self._worker.tenants)
+        if (
+            self._has_seat or self._may_claim or not self._is_resting or not worker.hears
+            or worker.orders.status != WorkerState.RUNNING or DEFAULT_LABEL not in worker.pools()
+        ):  # fmt: skip
+            return None
+        self._has_seat = True
+        return leases.Seat(worker.me.actor, self.channel, worker.tenants)
 
     async def _close_seat(self, tx: Tx) -> bool:
         """False: a run was put there, and is on its way to us."""

@@ -1,13 +1,14 @@
 """The flusher: what finished while the last commit was under way is committed together."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from interlock.engine.append import UNACCEPTABLE, Answer, Write, append, was_written
-from interlock.engine.leases import Me
+from interlock.engine.leases import Me, Seat
 from interlock.engine.outside import observe
 from interlock.store.pool import TRANSIENT, Database, connection_options
 from interlock.telemetry import log, metrics
@@ -24,41 +25,55 @@ class Unacceptable(Exception):
 class Flusher:
     """Two connections take turns: while one commits, the steps it does not hold go on and fill the other's batch.
 
-    A run is in one commit at a time: its entries become visible in the order of their numbers, without gaps.
+    A run is in one commit at a time: its entries become visible in the order of their numbers, without gaps. With little
+    to do it is always the same connection that does it, and the server has what it needs at hand.
     """
 
-    def __init__(self, database: Database, me: Me) -> None:
+    def __init__(self, database: Database, me: Me, seat: Callable[[set[UUID]], Seat | None] = lambda _: None) -> None:
+        """`seat`: what to open if these runs leave."""
         self._database = database
         self._me = me
+        self._seat = seat
         self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
-        self._filled = asyncio.Event()
+        self._bells = [asyncio.Event() for _ in range(_CONNECTIONS)]
+        self._busy = [False] * _CONNECTIONS
         self._committing: set[UUID] = set()
 
     def put(self, write: Write) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, future))
-        self._filled.set()
+        self._ring()
         return future
 
-    async def run(self) -> None:
-        await asyncio.gather(*(self._commit_forever(_Connection(self._database)) for _ in range(_CONNECTIONS)))
+    def _ring(self) -> None:
+        """For the first that is free; if none is, whoever is done first looks again."""
+        for bell, busy in zip(self._bells, self._busy, strict=True):
+            if not busy:
+                bell.set()
+                return
 
-    async def _commit_forever(self, connection: "_Connection") -> None:
+    async def run(self) -> None:
+        await asyncio.gather(*(self._commit_forever(n, _Connection(self._database)) for n in range(_CONNECTIONS)))
+
+    async def _commit_forever(self, number: int, connection: "_Connection") -> None:
+        bell = self._bells[number]
         try:
             while True:
-                await self._filled.wait()
+                await bell.wait()
                 # Let the steps that are about to finish get into this commit too.
                 await asyncio.sleep(0)
                 batch = self._take_batch()
                 if not batch:
-                    self._filled.clear()
+                    bell.clear()
                     continue
+                self._busy[number] = True
+                if self._waiting:
+                    self._ring()
                 try:
                     await self._flush(connection, batch)
                 finally:
                     self._committing.difference_update(write.lease.run_id for write, _ in batch)
-                    if self._waiting:
-                        self._filled.set()
+                    self._busy[number] = False
         finally:
             connection.close()
 
@@ -81,6 +96,8 @@ class Flusher:
 
     async def _flush(self, connection: "_Connection", batch: "list[tuple[Write, asyncio.Future[Answer]]]") -> None:
         writes = [write for write, _ in batch]
+        if leaving := {write.lease.run_id for write in writes if write.leave is not None}:
+            writes[0].seat = self._seat(leaving)
         try:
             answers = await self._append_whatever_happens(connection, writes)
         except UNACCEPTABLE as error:

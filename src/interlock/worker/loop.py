@@ -112,7 +112,7 @@ class Worker:
         """One life as one worker. False: it was told to end."""
         self.me = await self._register()
         ordered_to_end = False
-        self.flusher = Flusher(self.database, self.me)
+        self.flusher = Flusher(self.database, self.me, self.claimer.seat_after)
         self._errands.set()  # a life before this one may have ended while it ran them
         gc.freeze()
         tasks = [

@@ -3,7 +3,7 @@
 -- A hint that nothing depends on: a worker looks for work all the same, and a seat that is lost in a crash is opened
 -- again. Nobody waits for one that is locked. `channel` is where the worker hears of the run that was put on it.
 CREATE UNLOGGED TABLE seat (
-  worker_id  uuid PRIMARY KEY REFERENCES worker ON DELETE CASCADE,
+  worker_id  uuid PRIMARY KEY,
   actor      text NOT NULL,
   channel    text NOT NULL,
   tenants    uuid[]
@@ -28,11 +28,11 @@ DECLARE
   made record;
   handed text;
 BEGIN
-  IF if_newest AND EXISTS (SELECT FROM workflow WHERE tenant_id = tenant AND name = named AND version > numbered) THEN
-    RETURN;
-  END IF;
-  SELECT max_runs_per_min, EXISTS (SELECT FROM seat) AS seats INTO home FROM lane WHERE tenant_id = tenant;
-  IF home.max_runs_per_min IS NOT NULL THEN
+  SELECT max_runs_per_min, EXISTS (SELECT FROM seat) AS seats,
+         EXISTS (SELECT FROM workflow WHERE tenant_id = tenant AND name = named AND version > numbered) AS newer
+    INTO home
+    FROM lane WHERE tenant_id = tenant;
+  IF home.max_runs_per_min IS NOT NULL OR (if_newest AND home.newer) THEN
     RETURN;
   END IF;
   answer := convert_to(
@@ -59,20 +59,21 @@ BEGIN
     UPDATE lane SET in_flight = in_flight + 1 WHERE tenant_id = tenant AND NOT active AND NOT full_up
     RETURNING max_writes_per_run, policy_version INTO held;
     IF FOUND THEN
-      SELECT seat.* INTO free
-        FROM seat JOIN worker ON worker.id = seat.worker_id
-       WHERE worker.status = 'running' AND worker.job_id IS NULL
-         AND (seat.tenants IS NULL OR tenant = ANY(seat.tenants))
-       LIMIT 1
-         FOR UPDATE OF seat SKIP LOCKED
-         FOR SHARE OF worker SKIP LOCKED;
+      DELETE FROM seat WHERE worker_id = (
+        SELECT seat.worker_id
+          FROM seat JOIN worker ON worker.id = seat.worker_id
+         WHERE worker.status = 'running' AND worker.job_id IS NULL
+           AND (seat.tenants IS NULL OR tenant = ANY(seat.tenants))
+         LIMIT 1
+           FOR UPDATE OF seat SKIP LOCKED
+           FOR SHARE OF worker SKIP LOCKED
+      ) RETURNING * INTO free;
       IF NOT FOUND THEN
         UPDATE lane SET in_flight = in_flight - 1 WHERE tenant_id = tenant;
       END IF;
     END IF;
   END IF;
   IF free.worker_id IS NOT NULL THEN
-    DELETE FROM seat WHERE worker_id = free.worker_id;
     INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
                      created_at, deadline_at, watched_until, requester, started_at, lease_token, lease_worker)
     VALUES (new_id, tenant, workspace, named, numbered, 'running', given::jsonb, cause::jsonb, starter, 2,

@@ -77,6 +77,10 @@ WITH me AS MATERIALIZED (
          w.attempt, w.token, w.actor, w.data::jsonb, w.output::jsonb
     FROM written AS w
     JOIN kept ON kept.id = w.run_id
+), seated AS (
+  INSERT INTO seat (worker_id, actor, channel, tenants)
+  SELECT id, $29, $30, $31::uuid[] FROM me WHERE $30::text IS NOT NULL
+  ON CONFLICT (worker_id) DO NOTHING
 ), requeued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
   SELECT tenant_id, id, next_side, nextval('ready_turn'), false, false, capped FROM departed WHERE requeue
