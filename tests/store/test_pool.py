@@ -13,8 +13,7 @@ import pytest
 
 from interlock.errors import Conflict, Unavailable
 from interlock.settings import Settings
-from interlock.store import embedded
-from interlock.store import notify
+from interlock.store import embedded, notify
 from interlock.store.notify import Listener
 from interlock.store.pool import (
     Database,

@@ -13,8 +13,8 @@ Shortcut = Callable[[Request], Awaitable[Response | None]]
 class DirectRoute(APIRoute):
     """Asks the endpoint's `shortcut` first.
 
-    To solve the dependencies of a request is more work than most requests. A shortcut knows what its endpoint needs; what
-    it does not understand, it answers with None, and the ordinary way does it or says what is wrong with it.
+    To solve the dependencies of a request is more work than most requests. A shortcut knows what its endpoint needs.
+    What it does not understand it answers with None; the ordinary way then does it, or says what is wrong with it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,6 +1,7 @@
-"""The short way to a server at a plain address, one that no proxy stands before: a request in one write, an answer in one
-piece. Through all the layers of a client for everything, a call took a millisecond, most of it before its first byte
-was sent."""
+"""The short way to a server at a plain address with no proxy before it: a request in one write, an answer in one piece.
+
+Through all the layers of a client for everything, a call took a millisecond, most of it before its first byte was sent.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import getproxies, proxy_bypass
 
-import httpx2
 import httptools
+import httpx2
 
 
 def reaches(url: httpx2.URL) -> bool:

@@ -20,8 +20,8 @@ def listed(terms: Iterable[Term]) -> str:
 def checks(machine: AnyMachine) -> dict[str, str]:
     """CHECK constraints of the table that holds this machine's state in `status`, by constraint name.
 
-    Their lists stand in domains: the server reads a constraint's text anew for every statement, and that of a domain once
-    for each connection.
+    Their lists stand in domains: the server reads a constraint's text anew for every statement, and that of a domain
+    once for each connection.
     """
     found = {f"{machine.name}_status": f"status::{machine.name}_state IS NOT NULL"}
     for column in machine.columns:
@@ -33,7 +33,7 @@ def checks(machine: AnyMachine) -> dict[str, str]:
 
 
 def domains(machine: AnyMachine) -> dict[str, tuple[str, str]]:
-    """What the checks ask: each domain with the name and the text of its constraint. Who breaks it is told that name."""
+    """What the checks ask: each domain with its constraint's name, which who breaks it is told, and its text."""
     found = {f"{machine.name}_state": (f"{machine.name}_status", f"VALUE IN ({listed(machine.states)})")}
     for column, states in machine.columns.items():
         without, having = _domains_of(machine, column)

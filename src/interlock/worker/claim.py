@@ -1,7 +1,7 @@
 """Getting runs: a worker claims them from the queue in batches, and with nothing to do it keeps a seat for the next."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -182,7 +182,7 @@ class Claimer:
         return self._seat_to_open() if self._worker.drivers.keys() == leaving else None
 
     def _seat_to_open(self) -> leases.Seat | None:
-        """For whoever comes, if nothing waits and we can hear of it. A run may be put there before we know it is open."""
+        """If nothing waits and we can hear of it. From now on a run may be there, before we know that it is open."""
         worker = self._worker
         if (
             self._has_seat or self._may_claim or not self._is_resting or not worker.hears

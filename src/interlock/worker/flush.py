@@ -25,8 +25,8 @@ class Unacceptable(Exception):
 class Flusher:
     """Two connections take turns: while one commits, the steps it does not hold go on and fill the other's batch.
 
-    A run is in one commit at a time: its entries become visible in the order of their numbers, without gaps. With little
-    to do it is always the same connection that does it, and the server has what it needs at hand.
+    A run is in one commit at a time: its entries become visible in the order of their numbers, without gaps. While
+    there is little to do the same connection does it all, and the server has what it needs at hand.
     """
 
     def __init__(self, database: Database, me: Me, seat: Callable[[set[UUID]], Seat | None] = lambda _: None) -> None:

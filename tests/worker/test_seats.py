@@ -1,0 +1,304 @@
+"""Seats: a run that is started alone goes straight to a worker with nothing to do, and nothing is lost on that way."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from interlock.engine import leases, runs, workers
+from interlock.engine.principal import Principal
+from interlock.lifecycle import WorkerEvent
+from interlock.store.pool import Tx
+from interlock.worker.claim import Claimer
+from interlock.worker.loop import Worker
+from tests.rig import Hold, Rig
+from tests.worker.test_drive import lane_is_clean
+
+ONE = "{name: one, steps: [{id: a, tool: t.hold}]}"
+
+
+@pytest.fixture
+async def hold(rig: Rig) -> Hold:
+    hold = Hold()
+
+    @rig.tool("t.hold")
+    async def stay(value: Any = None) -> Any:
+        await hold()
+        return value
+
+    await rig.apply(ONE)
+    return hold
+
+
+@pytest.fixture
+def claimed(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
+    """The runs that came by way of the queue."""
+    real, found = leases.claim, []
+
+    async def claim(*args: Any) -> leases.Claim:
+        answer = await real(*args)
+        found.extend(row["id"] for row in answer.runs)
+        return answer
+
+    monkeypatch.setattr(leases, "claim", claim)
+    return found
+
+
+async def start(rig: Rig, input: Any = None, who: Principal | None = None) -> UUID:
+    who = who or rig.admin
+    new = await runs.prepare(rig.plans, who, "one", input=input)
+    assert await runs.start_once(rig.database, who, new, None, ("{", "}")) is not None
+    return new.id
+
+
+async def seats(rig: Rig) -> set[UUID]:
+    return {row["worker_id"] for row in await rig.sql("SELECT worker_id FROM seat")}
+
+
+async def until_seated(rig: Rig, *them: Worker) -> None:
+    async with asyncio.timeout(20):
+        while not {worker.me.id for worker in them} <= await seats(rig):  # noqa: ASYNC110 — the rows are the promise
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def free_worker(rig: Rig, capacity: int = 20, **serves: Any) -> AsyncIterator[Worker]:
+    async with rig.worker(capacity, **serves) as worker:
+        await until_seated(rig, worker)
+        yield worker
+
+
+@contextlib.asynccontextmanager
+async def silent_worker(rig: Rig) -> AsyncIterator[leases.Me]:
+    """One with a seat that hears of nothing, like one that died."""
+    me = await leases.register(rig.database, capacity=1, lease_seconds=5)
+    await leases.move_worker(rig.database, me.id, WorkerEvent.START)
+    async with rig.database.connection() as connection:
+        await leases.open_seat(Tx(connection), me, leases.Seat(me.actor, "nobody", None))
+    yield me
+
+
+# ---------------------------------------------------------------- the short way
+
+
+async def test_a_run_goes_straight_to_a_worker_with_nothing_to_do(rig: Rig, hold: Hold, claimed: list[UUID]) -> None:
+    hold.release.set()
+    async with free_worker(rig) as worker:
+        for _ in range(3):
+            run_id = await start(rig, {"charge": "ch_1"})
+            run = await rig.until(run_id)
+            assert (run["status"], run["input"], claimed) == ("succeeded", {"charge": "ch_1"}, [])
+            await until_seated(rig, worker)
+        rows = await rig.sql("SELECT seq, actor, token FROM entry WHERE run_id = $1 ORDER BY seq", run_id)
+        assert [(row["seq"], row["token"]) for row in rows] == [(1, 0), (2, 1), (3, 1), (4, 1)]
+        assert rows[1]["actor"] == worker.me.actor
+    assert (await rig.journal(run_id))[1] == "run: pending -start-> running"
+    assert (hold.entries, await seats(rig)) == (3, set())
+    await lane_is_clean(rig)
+
+
+async def test_it_is_the_row_that_a_claim_would_have_given(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    real = Worker.take_up
+    monkeypatch.setattr(Worker, "take_up", lambda worker, rows: (taken.extend(rows), real(worker, rows))[1])
+    hold.release.set()
+    async with free_worker(rig) as worker:
+        seated = await start(rig, {"a": {"b": [1.0, None]}})
+        await rig.until(seated)
+        await until_seated(rig, worker)
+        queued = await rig.start("one", {"a": {"b": [1.0, None]}})
+        await rig.until(queued)
+    by_seat, by_claim = (dict(row) for row in taken)
+    of_the_queue = {"lane", "share", "lane_id"}
+    assert by_claim.keys() - by_seat.keys() <= of_the_queue
+    own = {"id", "now", "at", "created_at", "started_at", "lease_worker"}
+    for name in by_claim.keys() - of_the_queue - own:
+        assert (name, by_seat[name]) == (name, by_claim[name])
+    assert isinstance(by_seat["id"], UUID)
+    assert {type(by_seat[name]) for name in ("now", "created_at", "started_at")} == {type(by_claim["now"])}
+
+
+async def test_of_many_starts_at_once_each_run_is_done_once(rig: Rig, hold: Hold) -> None:
+    hold.release.set()
+    async with free_worker(rig, 5), free_worker(rig, 5):
+        ids = await asyncio.gather(*(start(rig, {"n": n}) for n in range(60)))
+        found = [await rig.until(run_id) for run_id in ids]
+    assert {run["status"] for run in found} == {"succeeded"}
+    assert hold.entries == 60
+    await lane_is_clean(rig)
+
+
+async def test_a_run_that_is_too_large_for_a_notification_comes_all_the_same(rig: Rig, hold: Hold) -> None:
+    hold.release.set()
+    async with free_worker(rig):
+        run = await rig.until(await start(rig, {"text": "x" * 20_000}))
+    assert (run["status"], hold.entries) == ("succeeded", 1)
+
+
+async def test_the_same_start_again_is_the_same_run(rig: Rig, hold: Hold) -> None:
+    async with free_worker(rig):
+        new = await runs.prepare(rig.plans, rig.admin, "one")
+        assert await runs.start_once(rig.database, rig.admin, new, None, ("", "")) is not None
+        await hold.inside()
+        assert await runs.start_once(rig.database, rig.admin, new, None, ("", "")) is None
+        assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM lane")] == [1]
+        hold.release.set()
+        await rig.until(new.id)
+    await lane_is_clean(rig)
+
+
+# ---------------------------------------------------------------- where it is not to be had
+
+
+async def test_what_waits_in_the_queue_is_not_passed(rig: Rig, hold: Hold) -> None:
+    first = await rig.start("one")
+    async with silent_worker(rig):
+        second = await start(rig)
+        assert [(await rig.run(run_id))["status"] for run_id in (first, second)] == ["pending", "pending"]
+
+
+async def test_a_tenants_cap_holds_for_seats_too(rig: Rig, hold: Hold) -> None:
+    tenant = await rig.tenant("small", max_concurrency=1)
+    await rig.apply(ONE, tenant)
+    async with free_worker(rig), free_worker(rig):
+        ids = [await start(rig, who=tenant) for _ in range(3)]
+        await hold.inside()
+        assert sorted([(await rig.run(run_id))["status"] for run_id in ids]) == ["pending", "pending", "running"]
+        hold.release.set()
+        for run_id in ids:
+            assert (await rig.until(run_id))["status"] == "succeeded"
+    await lane_is_clean(rig)
+
+
+async def test_a_seat_is_for_whom_its_worker_serves(rig: Rig, hold: Hold) -> None:
+    other = await rig.tenant("other")
+    async with free_worker(rig, tenants=(other.tenant_id,)):
+        assert (await rig.run(await start(rig)))["status"] == "pending"
+
+
+async def test_a_worker_that_was_paused_or_reserved_or_has_another_label_has_no_seat(rig: Rig, hold: Hold) -> None:
+    async with free_worker(rig) as worker, rig.worker(labels=("gpu",)):
+        await leases.move_worker(rig.database, worker.me.id, WorkerEvent.PAUSE)
+        assert await seats(rig) == set()
+        run_id = await start(rig)
+        assert (await rig.run(run_id))["status"] == "pending"
+        await leases.move_worker(rig.database, worker.me.id, WorkerEvent.RESUME)
+        await hold.inside()
+        hold.release.set()
+        await rig.until(run_id)
+        await until_seated(rig, worker)  # it opens it again
+
+
+async def test_with_a_rate_every_start_is_counted(rig: Rig, hold: Hold) -> None:
+    tenant = await rig.tenant("paced", max_runs_per_min=5)
+    await rig.apply(ONE, tenant)
+    async with silent_worker(rig):
+        new = await runs.prepare(rig.plans, tenant, "one")
+        assert await runs.start_once(rig.database, tenant, new, None, ("", "")) is None
+    assert await rig.sql("SELECT 1 FROM run") == []
+
+
+async def test_a_worker_with_one_place_still_takes_from_the_queue(rig: Rig, hold: Hold) -> None:
+    hold.release.set()
+    async with free_worker(rig, 1):
+        queued = await rig.start("one")
+        assert (await rig.until(queued))["status"] == "succeeded"
+
+
+# ---------------------------------------------------------------- what can go wrong on the way
+
+
+async def test_a_run_whose_notification_was_lost_is_taken_up_once(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Claimer, "on_seated", lambda *_: None)
+    hold.release.set()
+    async with free_worker(rig):
+        run = await rig.until(await start(rig))
+    assert (run["status"], hold.entries) == ("succeeded", 1)
+    await lane_is_clean(rig)
+
+
+async def test_a_run_on_the_seat_of_a_worker_that_died_goes_to_another(rig: Rig, hold: Hold) -> None:
+    hold.release.set()
+    async with silent_worker(rig) as dead:
+        run_id = await start(rig)
+        (row,) = await rig.sql("SELECT status, lease_worker FROM run")
+        assert (row["status"], row["lease_worker"]) == ("running", dead.id)
+    rig.clock.advance(60)
+    await rig.sweep()
+    run = await rig.work_until(run_id)
+    assert (run["status"], run["resume_count"], hold.entries) == ("succeeded", 1, 1)
+    await lane_is_clean(rig)
+
+
+async def test_the_seat_of_a_lost_worker_is_gone(rig: Rig, hold: Hold) -> None:
+    async with silent_worker(rig):
+        pass
+    rig.clock.advance(60)
+    await rig.sweep()
+    assert await seats(rig) == set()
+
+
+async def test_what_is_put_on_the_seat_of_a_worker_that_stops_is_given_back(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Claimer, "on_seated", lambda *_: None)
+    real, began = workers.end, asyncio.Event()
+
+    async def end(*args: Any) -> Any:
+        began.set()
+        return await real(*args)
+
+    monkeypatch.setattr(workers, "end", end)
+    rig.settings.poll_seconds = 30.0  # nothing else finds it
+    async with free_worker(rig) as worker:
+        run_id = await start(rig)
+    assert began.is_set() and worker.drivers == {}
+    assert ((await rig.run(run_id))["status"], hold.entries) == ("running", 0)
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [run_id]
+
+
+async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold.release.set()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    real = leases.leases_of
+
+    async def leases_of(*args: Any) -> Any:
+        held = await real(*args)
+        if held:
+            asked.set()
+            await go_on.wait()
+        return held
+
+    taken: list[UUID] = []
+    take_up = Worker.take_up
+    monkeypatch.setattr(Worker, "take_up", lambda w, rows: (taken.extend(r["id"] for r in rows), take_up(w, rows))[1])
+    async with free_worker(rig) as worker:
+        monkeypatch.setattr(leases, "leases_of", leases_of)
+        heard: list[str] = []
+        monkeypatch.setattr(worker.claimer, "on_seated", heard.append)
+        worker._listener.handlers[worker.claimer.channel] = heard.append
+        run_id = await start(rig)
+        worker.claimer.remember()
+        await asyncio.wait_for(asked.wait(), 20)
+        # Only now the notification comes; the run is done before the answer is read.
+        Claimer.on_seated(worker.claimer, heard[0])
+        assert (await rig.until(run_id))["status"] == "succeeded"
+        go_on.set()
+        second = await rig.start("one")
+        await rig.until(second)
+    assert (hold.entries, taken) == (2, [run_id, second])
+
+
+async def test_a_seat_that_a_crash_took_is_opened_again(rig: Rig, hold: Hold) -> None:
+    async with free_worker(rig) as worker:
+        await rig.sql("DELETE FROM seat")
+        await until_seated(rig, worker)
