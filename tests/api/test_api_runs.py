@@ -366,3 +366,27 @@ async def test_a_retry_stays_in_the_workspace_of_the_run_it_continues(rig: Rig, 
     again = await post(http, f"/api/runs/{run['id']}/retry", 201)
     assert again["workspace_id"] == "blue"
     assert (await inside.get(f"/api/runs/{again['id']}")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"workflow": "one"}', b'{"workflow": "one", "input": {"n": 1e3}, "request_id": "r"}', b'{"workflow": "none"}',
+        b'{"workflow": 5}', b"{", b"", b"[]", b'{"workflow": "one", "input": {"n": NaN}}', b'{"workflow": "\\ud800"}',
+        b'{"workflow": "one", "surprise": 1}', b'{"workflow": "one", "version": 7}',
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_the_short_way_in_answers_like_the_ordinary_one(rig: Rig, body: bytes) -> None:
+    @rig.tool("t.one")
+    async def one() -> None: ...
+
+    await rig.apply("{name: one, steps: [{id: a, tool: t.one}]}")
+    ordinary_only = "application/json; charset=utf-8"
+    found = []
+    for content_type in ("application/json", ordinary_only):
+        async with rig.http(rig.admin_key) as http:
+            answer = await http.post("/api/runs", content=body, headers={"Content-Type": content_type})
+        own = ("id", "created_at", "steps")
+        found.append((answer.status_code, {k: v for k, v in answer.json().items() if k not in own}))
+    assert found[0] == found[1]
