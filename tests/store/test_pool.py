@@ -205,6 +205,38 @@ async def test_a_listener_comes_back_by_itself_and_says_that_something_may_be_mi
     assert await hear(heard) == "two"
 
 
+LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %'"
+
+
+async def test_all_listeners_of_a_process_share_one_connection(database: Database, heard: "asyncio.Queue[str]") -> None:
+    assert await hear(heard) == ""
+    also: asyncio.Queue[str] = asyncio.Queue()
+    second = Listener(database, {"more": also.put_nowait, "news": also.put_nowait})
+    await second.start()
+    assert [await hear(also), await hear(also)] == ["", ""]
+    assert await database.pool.fetchval(LISTENING) == 1
+    await database.pool.execute("SELECT pg_notify('more', 'a'), pg_notify('news', 'b')")
+    assert [await hear(also), await hear(also), await hear(heard)] == ["a", "b", "b"]
+    await second.stop()
+    await database.pool.execute("SELECT pg_notify('news', 'c')")
+    assert (await hear(heard), also.empty(), second.listening.is_set()) == ("c", True, False)
+
+
+async def test_connections_are_no_more_than_allowed_and_the_last_used_comes_first(url: str) -> None:
+    database = await Database(url, Settings(), size=2).open()
+    async with database.connection() as one, database.connection() as two:
+        third = asyncio.create_task(database.pool.fetchval("SELECT 1"))
+        await asyncio.sleep(0)
+        assert one is not two and not third.done()
+    assert await third == 1
+    async with database.connection() as again:
+        assert again in (one, two)
+    async with database.connection() as once_more:
+        assert once_more is again
+    await database.close()
+    assert one.is_closed() and two.is_closed()
+
+
 async def test_behind_a_pooler_nobody_listens(url: str) -> None:
     database = Database(f"{url}&pgbouncer=true", Settings())
     listener = Listener(database, {"news": lambda _: None})

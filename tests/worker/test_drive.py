@@ -104,6 +104,26 @@ async def test_max_concurrency_is_never_exceeded(rig: Rig) -> None:
     await lane_is_clean(rig)
 
 
+async def test_who_has_room_is_told_when_a_full_lane_has(rig: Rig, hold: Hold) -> None:
+    """The worker that freed the place may be about to end; another must not sleep until its next look."""
+    tenant = await rig.tenant("small", max_concurrency=1)
+    await rig.apply(ONE, tenant)
+    rig.settings.poll_seconds = 30.0
+    first = await rig.start("one", who=tenant)
+    stopping = asyncio.Event()
+    ending = Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
+    task = asyncio.create_task(ending.run(stopping))
+    await hold.inside()
+    async with rig.worker():
+        second = await rig.start("one", who=tenant)
+        stopping.set()
+        hold.release.set()
+        found = [await rig.until(run_id, seconds=10) for run_id in (first, second)]
+    await task
+    assert {run["status"] for run in found} == {"succeeded"}
+    await lane_is_clean(rig)
+
+
 async def test_a_mixed_load_leaves_every_lane_at_zero(rig: Rig, hold: Hold) -> None:
     """Runs that succeed, fail, retry, wait, are canceled in flight and in the queue: the count is right for each."""
 
