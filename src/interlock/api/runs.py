@@ -96,7 +96,8 @@ async def _started(
         if not wait or response.status_code != 201:
             return response
         # The key may have answered with a run that was started before; then the poll has to do.
-        run_id = UUID(orjson.loads(bytes(response.body))["id"])
+        before = "idempotency-replayed" in response.headers
+        run_id = UUID(orjson.loads(bytes(response.body))["id"]) if before else new.id
         return _run(*await until_settled(found, who, run_id, wait, news), 201, response.headers)
 
 
