@@ -116,8 +116,8 @@ class Claimer:
         """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
         worker = self._worker
         bite = max(1, worker.capacity // 4)
-        if self._has_seat and self._room < bite:
-            await self._close_seat(tx)
+        if self._has_seat and (worker.drivers or self._room < bite):
+            await self._close_seat(tx)  # there is something to do, and its place is for that
         while not worker.draining and worker.drivers and self._room < bite:
             self._stir.clear()
             await self._stir.wait()
@@ -165,9 +165,12 @@ class Claimer:
 
     async def _sleep(self, tx: Tx, seconds: float) -> None:
         """Until there may be something to claim."""
+        if seconds < self._worker.settings.poll_seconds:
+            await either(self._stir, seconds)
+            return
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
-        self._is_resting = seconds >= self._worker.settings.poll_seconds
+        self._is_resting = True
         try:
             while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
                 self._stir.clear()

@@ -25,9 +25,10 @@ WITH me AS MATERIALIZED (
    WHERE id IN (SELECT home_id FROM turn WHERE home_id <> id)
      FOR NO KEY UPDATE SKIP LOCKED
 ), pull AS (
-  -- By weight; half of it for a lane that got ahead because others were locked when it was served, until they are level.
+  -- By weight; little of it for a lane that got ahead because others were locked when it was served, until they are level.
+  -- Not nothing: the one that is behind may have a cap, and never catch up.
   SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
-         weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.5 ELSE 1 END AS pull
+         weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.1 ELSE 1 END AS pull
     FROM turn
 ), whole AS (
   SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
