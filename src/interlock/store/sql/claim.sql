@@ -24,20 +24,31 @@ WITH me AS MATERIALIZED (
     FROM lane
    WHERE id IN (SELECT home_id FROM turn WHERE home_id <> id)
      FOR NO KEY UPDATE SKIP LOCKED
+), hidden AS MATERIALIZED (
+  -- Whose turn it is, if it is locked by somebody else and those that are not are ahead of it: its part is not for them.
+  SELECT next.weight
+    FROM (
+      SELECT id, weight, vtime FROM lane
+       WHERE pool = $5 AND active AND NOT full_up AND ($6::uuid[] IS NULL OR home_id = ANY($6))
+       ORDER BY vtime LIMIT 1
+    ) AS next, (SELECT sum(weight) AS weight, min(vtime) AS vtime FROM turn) AS free
+   WHERE next.id NOT IN (SELECT id FROM turn) AND free.vtime > next.vtime + $3 / (free.weight + next.weight)
 ), pull AS (
   -- By weight; little of it for a lane that got ahead because others were locked when it was served, until they are level.
   -- Not nothing: the one that is behind may have a cap, and never catch up.
   SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
-         weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.1 ELSE 1 END AS pull
+         weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.1 ELSE 1 END AS pull,
+         coalesce((SELECT weight FROM hidden), 0) AS hidden
     FROM turn
 ), whole AS (
   SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
-         floor($3 * pull / sum(pull) OVER ())::int AS runs
+         floor($3 * pull / (sum(pull) OVER () + hidden))::int AS runs,
+         ceil($3 * hidden / (sum(pull) OVER () + hidden))::int AS hidden
     FROM pull
 ), rounded AS (
   -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
   SELECT id, home_id, room, max_writes_per_run, policy_version,
-         runs + (row_number() OVER (ORDER BY vtime) <= $3 - sum(runs) OVER ())::int AS runs
+         runs + (row_number() OVER (ORDER BY vtime) <= $3 - hidden - sum(runs) OVER ())::int AS runs
     FROM whole
 ), shared AS (
   SELECT id, least(room, runs) AS share, max_writes_per_run, policy_version FROM rounded
