@@ -108,6 +108,7 @@ async def test_a_waiting_run_costs_one_row_and_no_lease(rig: Rig) -> None:
     run_id = await rig.start("after", {"charge": "ch_1"})
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
+        await asyncio.wait_for(worker.idle(), 10)  # we may hear of its write before the worker does
         assert worker.drivers == {}
         assert len(await rig.sql("SELECT FROM outside_wait")) == 1
         [row] = await rig.sql("SELECT lease_worker, wake_at FROM run")
