@@ -181,7 +181,7 @@ async def test_a_seat_is_for_whom_its_worker_serves(rig: Rig, hold: Hold) -> Non
         assert (await rig.run(await start(rig)))["status"] == "pending"
 
 
-async def test_a_worker_that_was_paused_or_reserved_or_has_another_label_has_no_seat(rig: Rig, hold: Hold) -> None:
+async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Rig, hold: Hold) -> None:
     async with free_worker(rig) as worker, rig.worker(labels=("gpu",)):
         await leases.move_worker(rig.database, worker.me.id, WorkerEvent.PAUSE)
         assert await seats(rig) == set()
