@@ -11,7 +11,7 @@ import httpx2
 
 from interlock.client.api import Api
 from interlock.client.call import Call, at
-from interlock.client.direct import Direct, reaches
+from interlock.client.direct import THIS_MACHINE, Direct, reaches
 from interlock.client.errors import Answer, ApiError, Unreachable
 from interlock.client.persistence import FOLLOW_SILENCE_SECONDS, Attempts, Following
 from interlock.lifecycle import RunState
@@ -21,8 +21,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Event | JobEvent)
 
 DEFAULT_URL = "http://127.0.0.1:8420"
-# A proxy is for the way out; what runs on this machine is reached directly.
-LOOPBACK: dict[str, None] = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
+LOOPBACK: dict[str, None] = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in THIS_MACHINE}
 
 
 class _Connection(Api):

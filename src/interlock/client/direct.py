@@ -15,11 +15,14 @@ import httptools
 import httpx2
 
 
+# A proxy is for the way out; what runs on this machine is reached directly.
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+
+
 def reaches(url: httpx2.URL) -> bool:
-    """What runs on this machine is reached directly; a proxy is for the way out."""
     if url.scheme != "http":
         return False
-    if url.host in ("127.0.0.1", "localhost", "::1"):
+    if url.host in THIS_MACHINE:
         return True
     return not ({"http", "all"} & getproxies().keys()) or bool(proxy_bypass(url.host))
 
