@@ -14,7 +14,6 @@ from urllib.request import getproxies, proxy_bypass
 import httptools
 import httpx2
 
-
 # A proxy is for the way out; what runs on this machine is reached directly.
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
