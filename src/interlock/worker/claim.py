@@ -1,4 +1,4 @@
-"""Getting runs: a worker claims them from the queue in batches, and with nothing to do it keeps a seat for the next."""
+"""Getting runs: a worker claims them from the queue in batches, and keeps a seat for one that need not queue."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _BUSY_RETRY_SECONDS = 0.003
 # Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
 _HEAD_START = 4
+# With so many places one is always for a run of a tenant of whom nothing waits, whatever others have in the queue.
+_MANY_PLACES = 20
 
 
 class Claimer:
@@ -73,7 +75,17 @@ class Claimer:
 
     @property
     def _room(self) -> int:
-        return self._worker.capacity - len(self._worker.drivers) - self._has_seat
+        """For what waits in the queue."""
+        return self._worker.capacity - len(self._worker.drivers) - (self._has_seat or self._always_seats)
+
+    @property
+    def _may_seat(self) -> bool:
+        worker = self._worker
+        return worker.orders.status == WorkerState.RUNNING and DEFAULT_LABEL in worker.pools() and not worker.draining
+
+    @property
+    def _always_seats(self) -> bool:
+        return self._worker.capacity >= _MANY_PLACES and self._may_seat
 
     # ------------------------------------------------------------ for as long as the worker lives
 
@@ -116,10 +128,11 @@ class Claimer:
         """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
         worker = self._worker
         bite = max(1, worker.capacity // 4)
-        if self._has_seat and (worker.drivers or self._room < bite):
+        if self._has_seat and not self._always_seats and (worker.drivers or self._room < bite):
             await self._close_seat(tx)  # there is something to do, and its place is for that
         while not worker.draining and worker.drivers and self._room < bite:
             self._stir.clear()
+            await self._open_seat(tx)
             await self._stir.wait()
         return not worker.draining
 
@@ -139,15 +152,14 @@ class Claimer:
         if claim.dry:
             for _ in range(_HEAD_START):
                 await asyncio.sleep(0)
-            rested = await leases.rest(tx, claim.dry)
-            if rested and len(claim.dry) == claim.lanes:
-                return poll_seconds
-            return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
-        if claim.runs:
+            if not await leases.rest(tx, claim.dry):
+                return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
+        if len(claim.dry) < claim.lanes:
             return 0.0
-        # No lane was free to look at: either there is no work, or another worker is claiming at this moment.
-        waiting = await tx.value("work_is_waiting_in", [pool], worker.tenants)
-        return _BUSY_RETRY_SECONDS if waiting else poll_seconds
+        # Either there is no more work, or the lanes that have some are locked at this moment by whoever changes them.
+        if not await tx.value("work_is_waiting_in", [pool], worker.tenants):
+            return poll_seconds
+        return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
 
     async def take_up_forgotten(self, tx: Tx) -> None:
         """What the database thinks that we hold and we do not: an answer was lost on its way, or a driver failed."""
@@ -174,23 +186,30 @@ class Claimer:
         try:
             while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
                 self._stir.clear()
-                if not self._worker.drivers and (seat := self._seat_to_open()) is not None:
-                    await leases.open_seat(tx, self._worker.me, seat)
+                await self._open_seat(tx)
                 await either(self._stir, left)
         finally:
             self._is_resting = False
 
     def seat_after(self, leaving: set[UUID]) -> leases.Seat | None:
-        """The seat that the write opens with which these leave, if they are all that we have."""
-        return self._seat_to_open() if self._worker.drivers.keys() == leaving else None
+        """The seat that the write opens with which these leave."""
+        return self._seat_to_open(len(self._worker.drivers.keys() - leaving))
 
-    def _seat_to_open(self) -> leases.Seat | None:
-        """If nothing waits and we can hear of it. From now on a run may be there, before we know that it is open."""
+    async def _open_seat(self, tx: Tx) -> None:
+        if (seat := self._seat_to_open(len(self._worker.drivers))) is not None:
+            await leases.open_seat(tx, self._worker.me, seat)
+
+    def _seat_to_open(self, holding: int) -> leases.Seat | None:
+        """If we can hear of it. From now on a run may be there, before we know that it is open."""
         worker = self._worker
-        if (
-            self._has_seat or self._may_claim or not self._is_resting or not worker.hears
-            or worker.orders.status != WorkerState.RUNNING or DEFAULT_LABEL not in worker.pools()
-        ):  # fmt: skip
+        if self._has_seat or not self._may_seat or not worker.hears:
+            return None
+        free = (
+            holding < worker.capacity
+            if self._always_seats
+            else not holding and self._is_resting and not self._may_claim
+        )
+        if not free:
             return None
         self._has_seat = True
         return leases.Seat(worker.me.actor, self.channel, worker.tenants)
