@@ -116,10 +116,11 @@ async def test_it_is_the_row_that_a_claim_would_have_given(
     by_seat, by_claim = (dict(row) for row in taken)
     of_the_queue = {"lane", "share", "lane_id"}
     assert by_claim.keys() - by_seat.keys() <= of_the_queue
-    own = {"id", "now", "at", "created_at", "started_at", "lease_worker"}
+    own = {"id", "now", "at", "created_at", "started_at", "lease_worker", "seated"}
     for name in by_claim.keys() - of_the_queue - own:
         assert (name, by_seat[name]) == (name, by_claim[name])
     assert isinstance(by_seat["id"], UUID)
+    assert (by_seat["seated"], by_claim["seated"]) == (True, False)
     assert {type(by_seat[name]) for name in ("now", "created_at", "started_at")} == {type(by_claim["now"])}
 
 

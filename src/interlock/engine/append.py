@@ -33,6 +33,8 @@ class Lease:
     side_id: UUID | None = None
     # Whether its workflow has a cap, so that its leaving lets another in.
     capped: bool = False
+    # Whether it came by the worker's seat, and not from the queue.
+    seated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,15 @@ class Flusher:
             connection.close()
 
     def _take_batch(self) -> "list[tuple[Write, asyncio.Future[Answer]]]":
-        """Half of many: the other half is the other connection's, and the steps overlap with both commits."""
+        """Half of many: the other half is the other connection's, and the steps overlap with both commits.
+
+        The run that came by the seat goes first and by itself: it is one, and waits for none of the many beside it.
+        """
+        for number, item in enumerate(self._waiting):
+            lease = item[0].lease
+            if lease.seated and lease.run_id not in self._committing:
+                self._committing.add(lease.run_id)
+                return [self._waiting.pop(number)]
         size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
         batch: list[tuple[Write, asyncio.Future[Answer]]] = []
         later: list[tuple[Write, asyncio.Future[Answer]]] = []

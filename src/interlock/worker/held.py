@@ -44,6 +44,7 @@ class HeldRun:
             row["requested_by"],
             row["parent_run_id"] is not None,
             row["side_id"],
+            seated=row["seated"],
         )
         self.journal: Journal
         # The database's time when the run was claimed, and ours: between them they give the database's time now.

@@ -113,7 +113,7 @@ WITH me AS MATERIALIZED (
    WHERE lane.id = got.id
 )
 SELECT leased.*, share.id AS lane, share.share, share.max_writes_per_run, share.policy_version,
-       coalesce($1, now()) AS now
+       coalesce($1, now()) AS now, false AS seated
   FROM share LEFT JOIN leased ON leased.lane_id = share.id;
 
 -- name: rest_lanes
@@ -136,7 +136,7 @@ SELECT EXISTS (
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
 SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
        deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
-       auto_approve, run.side_id, job_id, false AS fresh, false AS lost,
+       auto_approve, run.side_id, job_id, false AS fresh, false AS lost, false AS seated,
        coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
   FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
 
