@@ -42,12 +42,12 @@ async def compare_latencies(rig: Rig, yard: Yard, backlog: int) -> float:
     await worker_of(rig, worker)
     async with AsyncClient(await yard.address(), await rig.key("other", "operator", other.tenant_id)) as client:
         await latencies(client, 5)
-        idle = await latencies(client, 10)
+        idle = await latencies(client, 30)
         worker.pause()
         await start_runs(rig, "one", backlog)
         worker.go_on()
         await until(lambda: _is_busy(rig), "the backlog is being worked on", pause=0.005)
-        loaded = await latencies(client, 10)
+        loaded = await latencies(client, 30)
         left = (await rig.sql("SELECT count(*) AS n FROM ready WHERE tenant_id = $1", rig.admin.tenant_id))[0]["n"]
     assert left > 0, "the backlog was gone before the measurement was over"
     ratio = statistics.median(loaded) / statistics.median(idle)

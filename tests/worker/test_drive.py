@@ -124,6 +124,28 @@ async def test_who_has_room_is_told_when_a_full_lane_has(rig: Rig, hold: Hold) -
     await lane_is_clean(rig)
 
 
+async def test_a_worker_does_not_rest_while_a_lane_with_work_is_locked(url: str, rig: Rig, hold: Hold) -> None:
+    """Whoever locks it is about to let it go; nobody tells the worker when."""
+    rig.settings.poll_seconds = 60.0  # nothing else finds it
+    other = await rig.tenant("other")
+    for who in (rig.admin, other):
+        await rig.apply("{name: echo, steps: [{id: b, tool: t.echo}]}", who)
+    locked = await rig.start("echo")
+    free = await rig.start("echo", who=other)
+    connection: Any = await asyncpg.connect(url)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT FROM lane WHERE tenant_id = $1 FOR UPDATE", rig.admin.tenant_id)
+        async with rig.worker() as worker:
+            assert (await rig.until(free))["status"] == "succeeded"
+            await worker.idle()
+            await transaction.rollback()
+            assert (await rig.until(locked))["status"] == "succeeded"
+    finally:
+        await connection.close()
+
+
 async def test_a_mixed_load_leaves_every_lane_at_zero(rig: Rig, hold: Hold) -> None:
     """Runs that succeed, fail, retry, wait, are canceled in flight and in the queue: the count is right for each."""
 

@@ -9,9 +9,11 @@ from uuid import UUID
 import pytest
 
 from interlock.engine import leases, runs, workers
+from interlock.engine.append import Write
 from interlock.engine.principal import Principal
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Tx
+from interlock.worker import flush
 from interlock.worker.claim import Claimer
 from interlock.worker.loop import Worker
 from tests.rig import Hold, Rig
@@ -61,6 +63,12 @@ async def seats(rig: Rig) -> set[UUID]:
 async def until_seated(rig: Rig, *them: Worker) -> None:
     async with asyncio.timeout(20):
         while not {worker.me.id for worker in them} <= await seats(rig):  # noqa: ASYNC110 — the rows are the promise
+            await asyncio.sleep(0.005)
+
+
+async def entered(hold: Hold, times: int) -> None:
+    async with asyncio.timeout(20):
+        while hold.entries < times:  # noqa: ASYNC110 — a count has no bell
             await asyncio.sleep(0.005)
 
 
@@ -151,6 +159,70 @@ async def test_the_same_start_again_is_the_same_run(rig: Rig, hold: Hold) -> Non
         hold.release.set()
         await rig.until(new.id)
     await lane_is_clean(rig)
+
+
+# ---------------------------------------------------------------- beside a backlog
+
+
+async def test_a_large_worker_keeps_a_place_for_a_tenant_of_whom_nothing_waits(
+    rig: Rig, hold: Hold, claimed: list[UUID]
+) -> None:
+    other = await rig.tenant("other")
+    await rig.apply(ONE, other)
+    for _ in range(30):
+        await rig.start("one")
+    async with rig.worker(20) as worker:
+        await until_seated(rig, worker)
+        await entered(hold, 19)
+        assert len(claimed) == 19
+        first = await start(rig, who=other)
+        await entered(hold, 20)
+        second = await start(rig, who=other)
+        assert [(await rig.run(run_id))["status"] for run_id in (first, second)] == ["running", "pending"]
+        assert (len(worker.drivers), await seats(rig)) == (20, set())
+        hold.release.set()
+        for run_id in (first, second):
+            assert (await rig.until(run_id))["status"] == "succeeded"
+    assert first not in claimed
+
+
+async def test_a_small_worker_has_all_its_places_for_what_waits(rig: Rig, hold: Hold) -> None:
+    for _ in range(30):
+        await rig.start("one")
+    async with rig.worker(19) as worker:
+        await entered(hold, 19)
+        assert (len(worker.drivers), await seats(rig)) == (19, set())
+        hold.release.set()
+
+
+async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await rig.tenant("other")
+    await rig.apply(ONE, other)
+    real, batches, free = flush.append, list[list[Write]](), asyncio.Event()
+
+    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
+        if writes and hold.release.is_set():
+            batches.append(writes)
+            await free.wait()
+        return await real(database, connection, me, writes)
+
+    monkeypatch.setattr(flush, "append", append)
+    for _ in range(19):
+        await rig.start("one")
+    async with rig.worker(20) as worker:
+        await until_seated(rig, worker)
+        seated = await start(rig, who=other)
+        await entered(hold, 20)
+        hold.release.set()
+        while sum(map(len, batches)) + len(worker.flusher._waiting) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        free.set()
+        await worker.idle()
+    (alone,) = [batch for batch in batches if seated in {write.lease.run_id for write in batch}]
+    assert len(alone) == 1
+    assert batches.index(alone) < 3, "it waited for more than what was being committed"
 
 
 # ---------------------------------------------------------------- where it is not to be had

@@ -75,7 +75,7 @@ class Write:
     drained: list[int] = field(default_factory=list)
     # The side lane that it leaves into, or none.
     next_side: UUID | None = None
-    # Of a worker that has nothing to do when this has left: open with that, and not a statement later.
+    # Of a worker that has a place for one more when this has left: open with that, and not a statement later.
     seat: Seat | None = None
 
 

@@ -173,7 +173,7 @@ class Claimer:
             self._meanwhile = None
         worker.take_up([row for row in held if row["id"] not in known])
 
-    # ------------------------------------------------------------ nothing to do
+    # ------------------------------------------------------------ nothing to claim
 
     async def _sleep(self, tx: Tx, seconds: float) -> None:
         """Until there may be something to claim."""
@@ -204,11 +204,10 @@ class Claimer:
         worker = self._worker
         if self._has_seat or not self._may_seat or not worker.hears:
             return None
-        free = (
-            holding < worker.capacity
-            if self._always_seats
-            else not holding and self._is_resting and not self._may_claim
-        )
+        if self._always_seats:
+            free = holding < worker.capacity
+        else:
+            free = not holding and self._is_resting and not self._may_claim
         if not free:
             return None
         self._has_seat = True
