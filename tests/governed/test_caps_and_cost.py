@@ -59,7 +59,7 @@ class Commits:
         append, company = append_module.append, append_module._company
 
         async def counted(*args: Any) -> Any:
-            self.all += 1
+            self.all += bool(args[3])
             return await append(*args)
 
         async def counted_company(*args: Any) -> Any:
@@ -122,7 +122,7 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         worker.me = Me(uuid7(), "bench")
         await worker.policies.current(rig.admin.tenant_id)
         (row,) = await rig.sql(
-            "SELECT run.*, now() AS now, false AS fresh, false AS lost, max_writes_per_run FROM run"
+            "SELECT run.*, now() AS now, false AS fresh, false AS lost, false AS seated, max_writes_per_run FROM run"
             " JOIN lane USING (tenant_id) WHERE run.id = $1", run_id,
         )  # fmt: skip
         driver = Driver(worker, row)

@@ -13,10 +13,13 @@ from interlock.engine.leases import Me, Seat
 from interlock.engine.outside import observe
 from interlock.store.pool import TRANSIENT, Database, connection_options
 from interlock.telemetry import log, metrics
+from interlock.waiting import either
 
 _MOST_WRITES = 128
 _LEAST_WRITES = 32
 _CONNECTIONS = 2
+# The first commit on a connection takes ten times as long as the next: better while there is time.
+_WARM_UP_AFTER_SECONDS = 0.25
 
 
 class Unacceptable(Exception):
@@ -53,16 +56,14 @@ class Flusher:
                 bell.set()
                 return
 
-    async def run(self, *, warm_up: bool = False) -> None:
-        """`warm_up`: the first commit on a connection takes ten times as long. Not the first run's, nor under load."""
-        await asyncio.gather(
-            *(self._commit_forever(n, _Connection(self._database), warm_up) for n in range(_CONNECTIONS))
-        )
+    async def run(self) -> None:
+        await asyncio.gather(*(self._commit_forever(n, _Connection(self._database)) for n in range(_CONNECTIONS)))
 
-    async def _commit_forever(self, number: int, connection: "_Connection", warm_up: bool) -> None:
+    async def _commit_forever(self, number: int, connection: "_Connection") -> None:
         bell = self._bells[number]
         try:
-            if warm_up:
+            await either(bell, _WARM_UP_AFTER_SECONDS)
+            if not bell.is_set():
                 with contextlib.suppress(*TRANSIENT):
                     await append(self._database, await connection.open(), self._me, [])
             while True:

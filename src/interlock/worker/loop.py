@@ -118,7 +118,7 @@ class Worker:
         tasks = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in {
-                "flush": self.flusher.run(warm_up=True),
+                "flush": self.flusher.run(),
                 "claim": self.claimer.run(),
                 "beat": self._beat_forever(),
                 "tick": self._tick_forever(stop),
