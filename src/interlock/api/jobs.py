@@ -1,15 +1,15 @@
 """/api/jobs"""
 
-from collections.abc import AsyncIterator
+import asyncio
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from fastapi.sse import EventSourceResponse
 
-from interlock.api.services import NUMBER, Json, Services, Svc, Who, change, encode_cursor, number_cursor, uuid_cursor
+from interlock.api import streams
+from interlock.api.services import Json, Svc, Who, change, encode_cursor, number_cursor, uuid_cursor
 from interlock.api.views import dump, history_view, job_view
 from interlock.engine import jobs
 from interlock.engine.idempotency import Answer
@@ -17,13 +17,11 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import JobState
 from interlock.store.pool import Database, Row, Tx
-from interlock.waiting import either
 from interlock.wire import Job, JobEvent, JobTree, NewJob, Order, Page
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_HEARTBEAT_SECONDS = 15.0
 
 
 @router.post("", status_code=201, response_model=Job)
@@ -106,38 +104,23 @@ async def events(
     who.require(Permission.READ)
     await jobs.get(found.database, who, job_id)
     after = max(after, number_cursor(cursor))
-    if "text/event-stream" in request.headers.get("accept", ""):
-        last = request.headers.get("last-event-id", "")
-        after = max(after, int(last)) if NUMBER.fullmatch(last) else after
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return EventSourceResponse(_stream(found, job_id, after), headers=headers)
+    if streams.is_wanted(request):
+        return streams.stream(found, job_id, _history_after(found.database, job_id, streams.resumed(request, after)))
     rows = await found.database.fetch("history_of", job_id, after, limit + 1)
     shown = [history_view(row) for row in rows[:limit]]
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if len(rows) > limit else None})
 
 
-async def _stream(found: Services, job_id: UUID, after: int) -> AsyncIterator[bytes]:
-    """Read from the history; notifications only say when to look again."""
-    quiet = 0.0
-    yield b"retry: 1000\n\n"
-    with found.follower.watching(job_id) as news:
-        while not found.follower.closing.is_set():
-            news.clear()
-            rows = await found.database.fetch("history_of", job_id, after, 500)
-            for row in rows:
-                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (row["seq"], row["type"].encode(), dump(history_view(row)))
-                after, quiet = row["seq"], 0.0
-            if not rows and await _has_ended(found.database, job_id, after):
-                break
-            if not rows:
-                await either(news, 1.0)
-                quiet += 1.0
-            if quiet >= _HEARTBEAT_SECONDS:
-                quiet = 0.0
-                yield b": still here\n\n"
-        else:
-            return
-    yield b"event: end\ndata: {}\n\n"
+def _history_after(database: Database, job_id: UUID, after: int) -> streams.More:
+    async def more(_news: asyncio.Event) -> list[bytes] | None:
+        nonlocal after
+        rows = await database.fetch("history_of", job_id, after, 500)
+        if not rows:
+            return None if await _has_ended(database, job_id, after) else []
+        after = rows[-1]["seq"]
+        return [streams.event(b"%d" % row["seq"], row["type"], history_view(row)) for row in rows]
+
+    return more
 
 
 async def _has_ended(database: Database, job_id: UUID, after: int) -> bool:

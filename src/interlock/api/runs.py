@@ -3,20 +3,19 @@
 import asyncio
 import dataclasses
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from fastapi.sse import EventSourceResponse
 from pydantic import ValidationError
 
 from interlock import tracing
+from interlock.api import streams
 from interlock.api.direct import DirectRoute, by_way_of
 from interlock.api.services import (
-    NUMBER,
     Json,
     Services,
     Svc,
@@ -38,7 +37,7 @@ from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
-from interlock.journal import Journal
+from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
 from interlock.waiting import either
@@ -54,10 +53,6 @@ OverCap = Annotated[
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 _ONLY_WAIT = re.compile(rb"(?:wait=([0-9]|[1-5][0-9]))?")
-
-# How long a run announces its entries after somebody last said that they follow it.
-WATCH_SECONDS = 90.0
-HEARTBEAT_SECONDS = 15.0
 
 
 async def _start_shortly(request: Request) -> Response | None:
@@ -218,50 +213,30 @@ async def events(
     who.require(Permission.READ)
     row = await runs.get(found.database, who, run_id)
     after = max(after, number_cursor(cursor))
-    if "text/event-stream" in request.headers.get("accept", ""):
-        last = request.headers.get("last-event-id", "")
-        after = max(after, int(last)) if NUMBER.fullmatch(last) else after
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return EventSourceResponse(_stream(found, row, after), headers=headers)
+    if streams.is_wanted(request):
+        return streams.stream(found, run_id, _entries_after(found, row, streams.resumed(request, after)))
     entries = await found.database.fetch("entries_after", run_id, after, limit + 1)
     shown = [event_view(e, row["session_id"]) for e in entries[:limit]]
     more = len(entries) > limit
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if more else None})
 
 
-async def _stream(found: Services, row: Row, after: int) -> AsyncIterator[bytes]:
-    """Pulled from the journal entry by entry; notifications only say when to look again."""
-    run_id, quiet, watched = row["id"], 0.0, float("-inf")
-    clock = asyncio.get_running_loop().time
-    patience = 0.25
-    yield b"retry: 1000\n\n"
-    with found.follower.watching(run_id) as news:
-        while not found.follower.closing.is_set():
-            if clock() - watched > WATCH_SECONDS / 3:
-                await found.database.fetch("watch_run", found.database.clock(), run_id, WATCH_SECONDS)
-                watched = clock()
-            news.clear()
-            entries = await found.database.fetch("entries_after", run_id, after, 500)
-            for entry in entries:
-                view = event_view(entry, row["session_id"])
-                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (entry["seq"], entry["type"].encode(), dump(view))
-                after = entry["seq"]
-            if entries:
-                quiet, patience = 0.0, 0.25
-                if entries[-1]["type"] == "run_completed":
-                    break
-                continue
-            if await _has_ended(found, row, after):
-                break
-            await either(news, patience)
-            quiet += patience
-            patience = min(patience * 2, 5.0)
-            if quiet >= HEARTBEAT_SECONDS:
-                quiet = 0.0
-                yield b": still here\n\n"
-        else:
-            return
-    yield b"event: end\ndata: {}\n\n"
+def _entries_after(found: Services, row: Row, after: int) -> streams.More:
+    watch, over = streams.Watch(), False
+
+    async def more(_news: asyncio.Event) -> list[bytes] | None:
+        nonlocal after, over
+        if over:
+            return None
+        if watch.is_due():
+            await found.database.fetch("watch_run", found.database.clock(), row["id"], streams.WATCH_SECONDS)
+        entries = await found.database.fetch("entries_after", row["id"], after, 500)
+        if not entries:
+            return None if await _has_ended(found, row, after) else []
+        after, over = entries[-1]["seq"], entries[-1]["type"] == EntryType.RUN_COMPLETED
+        return [streams.event(b"%d" % e["seq"], e["type"], event_view(e, row["session_id"])) for e in entries]
+
+    return more
 
 
 async def _has_ended(found: Services, row: Row, after: int) -> bool:

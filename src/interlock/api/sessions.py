@@ -2,16 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from fastapi.sse import EventSourceResponse
 
+from interlock.api import streams
 from interlock.api.approvals import decide_one
-from interlock.api.runs import HEARTBEAT_SECONDS, WATCH_SECONDS, Limit, stop_run
+from interlock.api.runs import Limit, stop_run
 from interlock.api.services import (
     YAML,
     Json,
@@ -35,7 +34,6 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import EntryType
 from interlock.store.pool import Row, Tx
-from interlock.waiting import either
 from interlock.wire import (
     Agent,
     Approval,
@@ -214,11 +212,10 @@ async def events(
     Each has its run's own number; in the stream their ids are `RUN.EVENT`, say `3.17`, to go on after.
     """
     who.require(Permission.READ)
-    row = await sessions.get(found.database, who, session_id)
-    if "text/event-stream" in request.headers.get("accept", ""):
+    await sessions.get(found.database, who, session_id)
+    if streams.is_wanted(request):
         place = _place(request.headers.get("last-event-id")) or _place(after) or (0, 0)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return EventSourceResponse(_stream(found, row, place, until_idle=until_idle), headers=headers)
+        return streams.stream(found, session_id, _entries_after(found, session_id, place, until_idle=until_idle))
     place = _place(decode_cursor(cursor)) or _place(after) or (0, 0)
     entries = await found.database.fetch("session_entries_after", session_id, *place, limit + 1)
     shown = entries[:limit]
@@ -236,41 +233,35 @@ def _place(text: str | None) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-async def _stream(found: Services, session: Row, place: tuple[int, int], *, until_idle: bool) -> AsyncIterator[bytes]:
-    """As the stream of a run, and on to its next one. Readers pull: one that is slow holds up nobody."""
-    session_id, quiet, watched, patience = session["id"], 0.0, float("-inf"), 0.25
-    clock = asyncio.get_running_loop().time
-    yield b"retry: 1000\n\n"
-    with found.follower.watching(session_id) as news:
-        run_id: UUID | None = None
-        idle = False
-        while not found.follower.closing.is_set():
-            if run_id is None or clock() - watched > WATCH_SECONDS / 3:
-                rows = await found.database.fetch("watch_session", found.database.clock(), session_id, WATCH_SECONDS)
-                run_id, watched = (rows[0]["id"] if rows else None), clock()
-                found.follower.listen(news, run_id)
-            news.clear()
-            entries = await found.database.fetch("session_entries_after", session_id, *place, 500)
-            for entry in entries:
-                place = entry["session_run"], entry["seq"]
-                said = dump(session_event_view(entry, session_id))
-                yield b"id: %d.%d\nevent: %s\ndata: %s\n\n" % (*place, entry["type"].encode(), said)
-                if entry["type"] == EntryType.RUN_COMPLETED:
-                    run_id = None
-            if entries:
-                quiet, patience, idle = 0.0, 0.25, False
-                continue
-            if idle:
-                break
-            if until_idle and not await found.database.value("session_is_busy", session_id):
-                idle = True  # it may have ended after we looked: what is there now is all there is
-                continue
-            await either(news, patience)
-            quiet += patience
-            patience = min(patience * 2, 5.0)
-            if quiet >= HEARTBEAT_SECONDS:
-                quiet = 0.0
-                yield b": still here\n\n"
-        else:
-            return
-    yield b"event: end\ndata: {}\n\n"
+def _entries_after(found: Services, session_id: UUID, place: tuple[int, int], *, until_idle: bool) -> streams.More:
+    """As of a run, and on to its next one."""
+    watch, idle = streams.Watch(), False
+
+    async def more(news: asyncio.Event) -> list[bytes] | None:
+        nonlocal place, idle
+        if watch.is_due():
+            rows = await found.database.fetch(
+                "watch_session", found.database.clock(), session_id, streams.WATCH_SECONDS
+            )
+            found.follower.listen(news, rows[0]["id"] if rows else None)
+            if not rows:
+                watch.forget()
+        entries = await found.database.fetch("session_entries_after", session_id, *place, 500)
+        if entries:
+            place, idle = (entries[-1]["session_run"], entries[-1]["seq"]), False
+            if any(entry["type"] == EntryType.RUN_COMPLETED for entry in entries):
+                watch.forget()
+            return [_event(entry, session_id) for entry in entries]
+        if idle:
+            return None
+        if until_idle and not await found.database.value("session_is_busy", session_id):
+            idle = True  # it may have ended after we looked: what is there now is all there is
+            return await more(news)
+        return []
+
+    return more
+
+
+def _event(entry: Row, session_id: UUID) -> bytes:
+    number = b"%d.%d" % (entry["session_run"], entry["seq"])
+    return streams.event(number, entry["type"], session_event_view(entry, session_id))

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from interlock.api.services import Services
+from interlock.api.streams import WATCH_SECONDS, Watch
 from interlock.console.page import Visit, Visitor, uuid_of
 from interlock.engine import runs, sessions
 from interlock.errors import NotFound, Unavailable
@@ -25,8 +26,6 @@ router = APIRouter()
 
 _LOOK_SECONDS = 1.0
 _COMMENT_SECONDS = 15.0
-# A run's appends announce themselves for so long after somebody said that they follow it.
-_WATCH_SECONDS = 90.0
 
 Look = Callable[[Services, Visitor], Awaitable[Any]]
 
@@ -83,13 +82,12 @@ def _stream(changes: AsyncIterator[bytes]) -> Response:
 
 async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
-    seen, watched, spoke = last, float("-inf"), clock()
+    seen, watch, spoke = last, Watch(), clock()
     yield b"retry: 1000\n\n"
     with found.follower.watching(run_id) as news:
         while not found.follower.closing.is_set():
-            if clock() - watched > _WATCH_SECONDS / 3:
-                await found.database.fetch("watch_run", found.database.clock(), run_id, _WATCH_SECONDS)
-                watched = clock()
+            if watch.is_due():
+                await found.database.fetch("watch_run", found.database.clock(), run_id, WATCH_SECONDS)
             news.clear()
             now = await found.database.row("pulse_of_run", run_id)
             if now is None:
@@ -119,7 +117,7 @@ async def _session(found: Services, session_id: UUID) -> AsyncIterator[bytes]:
                 return
             run_id, pulse = now["run_id"], tuple(now.values())
             if run_id is not None:
-                await found.database.fetch("watch_session", found.database.clock(), session_id, _WATCH_SECONDS)
+                await found.database.fetch("watch_session", found.database.clock(), session_id, WATCH_SECONDS)
             if pulse != seen:
                 yield b"event: changed\ndata: {}\n\n"
                 seen, spoke = pulse, clock()
