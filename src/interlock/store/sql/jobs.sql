@@ -178,7 +178,7 @@ WITH free AS MATERIALIZED (
          'job_workers', 'system:jobs', jsonb_build_object('workers', jsonb_agg(id))
     FROM reserved HAVING count(*) > 0
 )
-SELECT id, pg_notify('interlock_worker', id::text)::text FROM reserved;
+SELECT id, pg_notify('interlock_worker', id::text)::text, pg_notify('interlock_run', $2::text)::text FROM reserved;
 
 -- name: release_workers
 WITH released AS (
