@@ -103,7 +103,7 @@ async def wake_awaiting(database: Database, flows: Iterable[str], actor: str) ->
     """Runs that wait for code that this worker has. Not without end: others may be putting them back."""
     total = 0
     for _ in range(_MOST_BATCHES):
-        woken = len(await database.fetch("wake_awaiting", database.clock(), list(flows), _BATCH, actor))
+        woken = len(await database.fetch("wake_runs", database.clock(), _BATCH, actor, list(flows)))
         total += woken
         if woken < _BATCH:
             break

@@ -1,26 +1,31 @@
 -- Sweeps: what any process does from time to time so that nothing is forgotten. Each takes a batch and passes over
 -- what another sweeper has in hand.
 
--- name: wake_due_runs
+-- name: wake_runs
 -- moves: run waiting_external|waiting_approval -resume-> running
+-- Those whose time has come; or, for a worker that says which flows it has, those who wait for one of them.
 WITH due AS MATERIALIZED (
   SELECT id, status, wake_at FROM run
-   WHERE wake_at <= coalesce($1, now())
+   WHERE wake_at <= coalesce($1, now()) AND $4::text[] IS NULL
    ORDER BY wake_at, id
    LIMIT $2
      FOR NO KEY UPDATE SKIP LOCKED
+), awaiting AS MATERIALIZED (
+  SELECT id, status FROM run WHERE awaits_flow = ANY($4) ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), due_or_awaiting AS (
+  SELECT id, status, wake_at FROM due UNION ALL SELECT id, status, NULL FROM awaiting
 ), woken AS (
   UPDATE run
      SET wake_at = NULL,
          awaits_flow = NULL,
          status = CASE WHEN due.status IN ('waiting_approval', 'waiting_external') THEN 'running' ELSE due.status END,
          seq = run.seq + (due.status IN ('waiting_approval', 'waiting_external'))::int
-    FROM due WHERE run.id = due.id
+    FROM due_or_awaiting AS due WHERE run.id = due.id
   RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
             CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
-  SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, 'system:timer'
+  SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, $3
     FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
 ), in_order AS MATERIALIZED (
   SELECT tenant_id, id, side_id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
