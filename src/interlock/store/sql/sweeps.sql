@@ -11,7 +11,11 @@ WITH due AS MATERIALIZED (
    LIMIT $2
      FOR NO KEY UPDATE SKIP LOCKED
 ), awaiting AS MATERIALIZED (
-  SELECT id, status FROM run WHERE awaits_flow = ANY($4) ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+  SELECT id, status FROM run
+   WHERE awaits_flow = ANY($4) AND $4 IS NOT NULL
+   ORDER BY awaits_flow, id  -- not by id alone: that invites to read all runs in its order
+   LIMIT $2
+     FOR NO KEY UPDATE SKIP LOCKED
 ), due_or_awaiting AS (
   SELECT id, status, wake_at FROM due UNION ALL SELECT id, status, NULL FROM awaiting
 ), woken AS (
