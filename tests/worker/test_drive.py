@@ -13,6 +13,7 @@ from interlock import Context
 from interlock.engine import leases, sweeps
 from interlock.engine.append import Beside, Lease, Write, append
 from interlock.engine.outside import journal_for
+from interlock.engine.principal import Principal
 from interlock.journal import Entry, Leave, advance
 from interlock.lifecycle import RunReason, RunState
 from interlock.settings import Settings
@@ -122,6 +123,100 @@ async def test_who_has_room_is_told_when_a_full_lane_has(rig: Rig, hold: Hold) -
     await task
     assert {run["status"] for run in found} == {"succeeded"}
     await lane_is_clean(rig)
+
+
+async def test_few_free_places_are_used_too(rig: Rig, hold: Hold) -> None:
+    """What holds the others may hold them for hours."""
+    await rig.apply(ONE)
+    for _ in range(16):
+        await rig.start("one")
+    async with rig.worker(20), asyncio.timeout(20):
+        while hold.entries < 16:  # noqa: ASYNC110 — a count has no bell
+            await asyncio.sleep(0.005)
+        await rig.start("one")
+        while hold.entries < 17:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        hold.release.set()
+
+
+@pytest.mark.parametrize("capacity", [19, 20])
+async def test_a_full_worker_shares_its_time_however_large_it_is(rig: Rig, capacity: int) -> None:
+    """One of twenty keeps a place that the queue cannot have: with nineteen runs from there it is full."""
+    rig.settings.slice_seconds, rig.settings.poll_seconds, rig.settings.drain_seconds = 0.05, 0.05, 0.1
+    other, done = await rig.tenant("other"), asyncio.Event()
+
+    @rig.tool("t.nap")
+    async def nap() -> None:
+        await asyncio.sleep(0.1)
+
+    @rig.tool("t.done")
+    async def finish() -> None:
+        done.set()
+
+    await rig.apply("name: long\nsteps:\n" + "\n".join(f"  - {{id: s{n}, tool: t.nap}}" for n in range(100)))
+    await rig.apply("{name: short, steps: [{id: a, tool: t.done}]}", other)
+    for _ in range(19):
+        await rig.start("long")
+    async with rig.worker(capacity) as worker:
+        while len(worker.drivers) < 19:  # noqa: ASYNC110 — a count has no bell
+            await asyncio.sleep(0.005)
+        await rig.start("short", who=other)
+        await asyncio.wait_for(done.wait(), 5)
+
+
+WAITING_FOR_GPU = "SELECT FROM ready JOIN lane ON lane.id = ready.lane_id WHERE pool = 'gpu'"
+GPU = "{name: g, steps: [{id: a, tool: t.gpu, runs_on: gpu}]}"
+
+
+async def _wait_for_gpu(rig: Rig, runs: int, who: Principal | None = None) -> None:
+    """One run more that waits for a worker with that label."""
+    await rig.start("g", who=who)
+    async with asyncio.timeout(20):
+        while len(await rig.sql(WAITING_FOR_GPU)) < runs:  # noqa: ASYNC110 — the rows are the sign
+            await asyncio.sleep(0.005)
+
+
+async def test_a_lane_whose_tenant_has_no_room_is_in_nobodys_way(rig: Rig, hold: Hold) -> None:
+    did, small, other = asyncio.Event(), await rig.tenant("small", max_concurrency=1), await rig.tenant("other")
+
+    @rig.tool("t.gpu")
+    async def work() -> None:
+        did.set()
+
+    for who in (small, other):
+        await rig.apply(ONE, who)
+        await rig.apply(GPU, who)
+    async with rig.worker(4):
+        await _wait_for_gpu(rig, 1, small)
+        await rig.start("one", who=small)
+        await hold.inside()
+        await _wait_for_gpu(rig, 2, other)
+        async with rig.worker(1, labels=("gpu",)):
+            await asyncio.wait_for(did.wait(), 10)
+            hold.release.set()
+
+
+async def test_no_label_of_a_worker_waits_for_the_end_of_the_others_queue(rig: Rig) -> None:
+    did, done = asyncio.Event(), 0
+
+    @rig.tool("t.gpu")
+    async def work() -> None:
+        did.set()
+
+    @rig.tool("t.quick")
+    async def quick() -> None:
+        nonlocal done
+        done += 1
+
+    await rig.apply(GPU)
+    await rig.apply("{name: quick, steps: [{id: a, tool: t.quick}]}")
+    async with rig.worker(1):
+        await _wait_for_gpu(rig, 1)
+    for _ in range(50):
+        await rig.start("quick")
+    async with rig.worker(1, labels=("default", "gpu")):
+        await asyncio.wait_for(did.wait(), 20)
+        assert done < 25
 
 
 async def test_a_worker_does_not_rest_while_a_lane_with_work_is_locked(url: str, rig: Rig, hold: Hold) -> None:

@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
 from interlock.engine import leases, runs, workers
-from interlock.engine.append import Write
+from interlock.engine.append import Answer, Lease, Write
 from interlock.engine.principal import Principal
-from interlock.lifecycle import WorkerEvent
+from interlock.errors import LeaseLost
+from interlock.ids import uuid7
+from interlock.lifecycle import RunState, WorkerEvent
+from interlock.store.notify import INBOX, READY
 from interlock.store.pool import Tx
 from interlock.worker import flush
 from interlock.worker.claim import Claimer
@@ -225,6 +229,64 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
     assert batches.index(alone) < 3, "it waited for more than what was being committed"
 
 
+async def test_runs_that_came_by_the_seat_do_not_keep_others_from_being_committed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and however much they write."""
+
+    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[Answer]:
+        await asyncio.sleep(0)
+        return [Answer(True)] * len(writes)
+
+    def lease(*, seated: bool) -> Lease:
+        return Lease(uuid4(), uuid4(), 1, RunState.RUNNING, "w", "me", seated=seated)
+
+    async def write_without_end(mine: Lease) -> None:
+        while True:
+            await flusher.put(Write(mine, []))
+
+    monkeypatch.setattr(flush, "append", append)
+    flusher = flush.Flusher(rig.database, leases.NOBODY)
+    tasks = [asyncio.create_task(flusher.run())]
+    tasks += [asyncio.create_task(write_without_end(lease(seated=True))) for _ in range(4)]
+    try:
+        await asyncio.wait_for(flusher.put(Write(lease(seated=False), [])), 5)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["too large", "lost"])
+async def test_a_busy_worker_takes_up_what_it_was_not_told(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """It does not wait until there is room for more from the queue."""
+    if lost:
+        monkeypatch.setattr(Claimer, "on_seated", lambda *_: None)
+    other = await rig.tenant("other")
+    await rig.apply(ONE, other)
+    for _ in range(19):
+        await rig.start("one")
+    async with rig.worker(20) as worker:
+        await entered(hold, 19)
+        await until_seated(rig, worker)
+        run_id = await start(rig, {} if lost else {"text": "x" * 20_000}, who=other)
+        assert (await rig.run(run_id))["status"] == "running"
+        await entered(hold, 20)
+        hold.release.set()
+
+
+async def test_a_worker_that_hears_nothing_uses_all_its_places(rig: Rig, hold: Hold) -> None:
+    """Behind a pooler nobody listens, and there never is a seat."""
+    rig.database.url += ("&" if "?" in rig.database.url else "?") + "pgbouncer=true"
+    for _ in range(30):
+        await rig.start("one")
+    async with rig.worker(20):
+        await entered(hold, 20)
+        hold.release.set()
+
+
 # ---------------------------------------------------------------- where it is not to be had
 
 
@@ -265,6 +327,62 @@ async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Ri
         hold.release.set()
         await rig.until(run_id)
         await until_seated(rig, worker)  # it opens it again
+
+
+async def job_of(rig: Rig) -> UUID:
+    job_id = uuid7()
+    await rig.sql(
+        "INSERT INTO job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count, status,"
+        " requested_by, requester, created_at, deadline_at) VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted',"
+        " 'someone', '{}', now(), now() + interval '1 hour')", job_id, rig.admin.tenant_id,
+    )  # fmt: skip
+    return job_id
+
+
+async def test_a_worker_that_is_reserved_for_a_job_gets_no_run_by_its_seat(rig: Rig, hold: Hold) -> None:
+    async with silent_worker(rig) as reserved:
+        await rig.sql("UPDATE worker SET job_id = $1 WHERE id = $2", await job_of(rig), reserved.id)
+        assert await seats(rig) == {reserved.id}
+        assert (await rig.run(await start(rig)))["status"] == "pending"
+
+
+@pytest.mark.parametrize("order", ["reserve_workers", "release_workers"])
+async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hold: Hold, order: str) -> None:
+    """It has forgotten it, and would get one run more than it has places."""
+    async with silent_worker(rig) as me:
+        job_id = await job_of(rig)
+        if order == "release_workers":
+            await rig.sql("UPDATE worker SET job_id = $1 WHERE id = $2", job_id, me.id)
+            await rig.database.fetch(order, rig.clock(), [job_id])
+        else:
+            await rig.database.fetch(order, rig.clock(), job_id, 1, rig.admin.tenant_id)
+            assert (await rig.sql("SELECT job_id FROM worker"))[0]["job_id"] == job_id
+        assert await seats(rig) == set()
+
+
+async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold) -> None:
+    """Its worker has one place. It wants to leave and the seat with it; but mail has come, and it stays."""
+    rig.settings.poll_seconds = 30.0
+    async with free_worker(rig, 1) as worker:
+        worker._listener.handlers[INBOX] = lambda _: None  # it hears of it by the answer
+        run_id = await start(rig)
+        await hold.inside()
+        answered, go_on, real = asyncio.Event(), asyncio.Event(), worker.flusher._append_whatever_happens
+
+        async def append(connection: Any, writes: list[Write]) -> list[Answer]:
+            answers = await real(connection, writes)
+            answered.set()
+            await go_on.wait()
+            return answers
+
+        worker.flusher._append_whatever_happens = append
+        await rig.cancel(run_id)
+        hold.release.set()
+        await asyncio.wait_for(answered.wait(), 20)
+        assert (list(worker.drivers), await seats(rig)) == ([run_id], set())
+        go_on.set()
+        await rig.until(run_id)
+        await until_seated(rig, worker)  # and not only after the next slow poll
 
 
 async def test_with_a_rate_every_start_is_counted(rig: Rig, hold: Hold) -> None:
@@ -308,6 +426,109 @@ async def test_a_run_on_the_seat_of_a_worker_that_died_goes_to_another(rig: Rig,
     run = await rig.work_until(run_id)
     assert (run["status"], run["resume_count"], hold.entries) == ("succeeded", 1, 1)
     await lane_is_clean(rig)
+
+
+async def test_a_word_that_comes_late_does_not_do_it_twice(rig: Rig, hold: Hold) -> None:
+    hold.release.set()
+    async with free_worker(rig) as worker:
+        heard: list[str] = []
+        worker._listener.handlers[worker.claimer.channel] = heard.append
+        assert (await rig.until(await start(rig)))["status"] == "succeeded"  # the slow poll found it
+        await worker.idle()
+        worker.claimer.on_seated(heard[0])
+        await worker.idle()
+    assert hold.entries == 1
+
+
+async def test_a_run_that_comes_between_two_lives_is_for_neither(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of reach for longer than its lease, it begins again under a new id. The run is reclaimed, and done by it."""
+    hold.release.set()
+    async with free_worker(rig, 1) as worker:
+        old, registering, go_on, register = worker.me, asyncio.Event(), asyncio.Event(), worker._register
+
+        async def slowly() -> leases.Me:
+            registering.set()
+            await go_on.wait()
+            return await register()
+
+        beat = leases.beat
+
+        async def lost(*_: Any) -> Any:
+            monkeypatch.setattr(leases, "beat", beat)
+            raise LeaseLost("out of reach")
+
+        monkeypatch.setattr(worker, "_register", slowly)
+        monkeypatch.setattr(leases, "beat", lost)
+        heard = asyncio.Event()
+        on_seated = worker.claimer.on_seated
+        worker._listener.handlers[worker.claimer.channel] = lambda payload: (on_seated(payload), heard.set())
+        worker.suspect()
+        await asyncio.wait_for(registering.wait(), 20)
+        run_id = await start(rig)
+        assert (await rig.run(run_id))["status"] == "running"
+        await asyncio.wait_for(heard.wait(), 20)
+        assert worker.drivers == {}
+        go_on.set()
+        async with asyncio.timeout(20):
+            while worker.me == old:  # noqa: ASYNC110 — its id is the sign
+                await asyncio.sleep(0.005)
+        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id)
+        await rig.sweep()
+        assert (await rig.until(run_id))["status"] == "succeeded"
+
+
+async def test_what_waits_is_claimed_when_the_run_on_the_only_seat_is_on_its_way(rig: Rig, hold: Hold) -> None:
+    rig.settings.poll_seconds = 30.0  # nothing else finds it
+    other = await rig.tenant("other")
+    await rig.apply(ONE, other)
+    hold.release.set()
+    async with free_worker(rig, 1) as worker:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        worker._listener.handlers[worker.claimer.channel] = heard.put_nowait
+        told, look = asyncio.Event(), worker.claimer.look
+        worker._listener.handlers[READY] = lambda _: (look(), told.set())
+        first = await start(rig)
+        payload = await asyncio.wait_for(heard.get(), 20)
+        second = await start(rig, who=other)
+        await asyncio.wait_for(told.wait(), 20)
+        while worker.claimer._may_claim and worker.claimer._stir.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        worker.claimer.on_seated(payload)
+        for run_id in (first, second):
+            assert (await rig.until(run_id, seconds=10))["status"] == "succeeded"
+
+
+async def test_a_batch_that_is_refused_opens_the_seat_all_the_same(
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.settings.poll_seconds = 30.0  # nothing else finds it
+    real = flush.append
+
+    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[Answer]:
+        if len(writes) > 1:
+            raise asyncpg.CheckViolationError("one of them")
+        return await real(database, connection, me, writes)
+
+    monkeypatch.setattr(flush, "append", append)
+    for _ in range(3):
+        await rig.start("one")
+    async with rig.worker(5) as worker:
+        await entered(hold, 3)
+        hold.release.set()
+        await until_seated(rig, worker)
+
+
+async def test_a_seat_that_was_opened_while_its_worker_was_declared_lost_is_taken_away(rig: Rig, hold: Hold) -> None:
+    async with silent_worker(rig) as me:
+        rig.clock.advance(60)
+        await rig.sweep()
+        async with rig.database.connection() as connection:
+            await leases.open_seat(Tx(connection), me, leases.Seat(me.actor, "nobody", None))
+        assert await seats(rig) == {me.id}
+        await rig.sweep()
+    assert await seats(rig) == set()
 
 
 async def test_the_seat_of_a_lost_worker_is_gone(rig: Rig, hold: Hold) -> None:

@@ -169,6 +169,7 @@ async def reclaim_lost(database: Database, batch: int = 500) -> int:
     for worker in lost:
         metrics.transition("worker", worker["before"], WorkerState.TERMINATED).inc()
         log.warning("worker_lost", worker=worker["name"], last_heartbeat=worker["heartbeat_at"].isoformat())
+    await database.fetch("clear_seats")
     await database.fetch("lose_supervisors", database.clock())
     return await take_back(database, batch)
 

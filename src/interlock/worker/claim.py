@@ -1,6 +1,7 @@
 """Getting runs: a worker claims them from the queue in batches, and keeps a seat for one that need not queue."""
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -9,7 +10,7 @@ import asyncpg
 from interlock.engine import leases
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.lifecycle import WorkerState
-from interlock.store.pool import TRANSIENT, Tx, connection_options
+from interlock.store.pool import TRANSIENT, Tx, behind_pooler, connection_options
 from interlock.telemetry import log
 from interlock.waiting import either
 
@@ -21,6 +22,8 @@ _BUSY_RETRY_SECONDS = 0.003
 _HEAD_START = 4
 # With so many places one is always for a run of a tenant of whom nothing waits, whatever others have in the queue.
 _MANY_PLACES = 20
+# How long free places that are fewer than a bite wait for more of them: what holds the others may hold them for hours.
+_BITE_PATIENCE_SECONDS = 0.02
 
 
 class Claimer:
@@ -31,6 +34,8 @@ class Claimer:
         self.channel = f"interlock_{uuid4().hex}"
         # Whether the next run may be put there without being asked for: a place that is as good as taken.
         self._has_seat = False
+        # How often that changed: what the database said before a change says nothing about it.
+        self.changes = 0
         self._stir = asyncio.Event()
         # Set with `_stir` when there may be something to claim, and not only more room.
         self._may_claim = True
@@ -39,6 +44,10 @@ class Claimer:
         self._is_resting = False
         # Runs that came while we asked the database for those that it thinks are ours.
         self._meanwhile: set[UUID] | None = None
+        # Runs that were found by asking; the word that they were put on our seat may come when they are done.
+        self._found: deque[UUID] = deque(maxlen=1000)
+        # Which pool is asked first.
+        self._turn = 0
 
     # ------------------------------------------------------------ what others tell it
 
@@ -57,8 +66,20 @@ class Claimer:
         self.look()
 
     def forget_seat(self) -> None:
-        self._has_seat = False
+        self._note_seat(False)
         self._stir.set()
+
+    def seat_is(self, is_open: bool, changes: int) -> None:
+        """What the database says; `changes` is from before it was asked."""
+        if changes != self.changes:
+            return
+        if is_open != self._has_seat:
+            self._note_seat(is_open)
+        self._stir.set()
+
+    def _note_seat(self, is_open: bool) -> None:
+        self._has_seat = is_open
+        self.changes += 1
 
     def took(self, run_id: UUID) -> None:
         if self._meanwhile is not None:
@@ -69,9 +90,14 @@ class Claimer:
         worker = self._worker
         if not payload:
             self.remember()
-        elif (row := leases.seated(payload, worker.me)) is not None:
-            self._has_seat = False
-            worker.take_up([row])
+        elif worker.is_alive and (row := leases.seated(payload, worker.me)) is not None:
+            self._note_seat(False)
+            if row["id"] not in self._found:
+                worker.take_up([row])
+
+    @property
+    def is_full(self) -> bool:
+        return self._room < 1
 
     @property
     def _room(self) -> int:
@@ -85,7 +111,8 @@ class Claimer:
 
     @property
     def _always_seats(self) -> bool:
-        return self._worker.capacity >= _MANY_PLACES and self._may_seat
+        worker = self._worker
+        return worker.capacity >= _MANY_PLACES and self._may_seat and not behind_pooler(worker.database.url)
 
     # ------------------------------------------------------------ for as long as the worker lives
 
@@ -128,22 +155,37 @@ class Claimer:
         """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
         worker = self._worker
         bite = max(1, worker.capacity // 4)
+        clock, since = asyncio.get_running_loop().time, float("inf")
         if self._has_seat and not self._always_seats and (worker.drivers or self._room < bite):
             await self._close_seat(tx)  # there is something to do, and its place is for that
         while not worker.draining and worker.drivers and self._room < bite:
+            if self._forgot:
+                await self.take_up_forgotten(tx)
+                continue
             self._stir.clear()
             await self._open_seat(tx)
-            await self._stir.wait()
+            if self.is_full:
+                since = float("inf")
+                await self._stir.wait()
+                continue
+            since = min(since, clock())
+            if (left := since + _BITE_PATIENCE_SECONDS - clock()) <= 0:
+                break
+            await either(self._stir, left)
         return not worker.draining
 
     async def _claim(self, tx: Tx) -> float:
         """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
         worker = self._worker
-        self._may_claim = False
         self._stir.clear()
-        if worker.orders.status != WorkerState.RUNNING or self._room < 1:
+        if worker.orders.status == WorkerState.RUNNING and self.is_full:
+            return _BUSY_RETRY_SECONDS  # the run that took the seat is on its way
+        self._may_claim = False
+        if worker.orders.status != WorkerState.RUNNING:
             return worker.settings.poll_seconds
-        return min([await self._claim_from(tx, pool) for pool in worker.pools() if self._room > 0])
+        pools = worker.pools()
+        self._turn = first = (self._turn + 1) % len(pools)
+        return min([await self._claim_from(tx, pool) for pool in pools[first:] + pools[:first] if self._room > 0])
 
     async def _claim_from(self, tx: Tx, pool: str) -> float:
         worker, poll_seconds = self._worker, self._worker.settings.poll_seconds
@@ -171,7 +213,9 @@ class Claimer:
             known = self._meanwhile
         finally:
             self._meanwhile = None
-        worker.take_up([row for row in held if row["id"] not in known])
+        rows = [row for row in held if row["id"] not in known]
+        self._found.extend(row["id"] for row in rows)
+        worker.take_up(rows)
 
     # ------------------------------------------------------------ nothing to claim
 
@@ -210,12 +254,12 @@ class Claimer:
             free = not holding and self._is_resting and not self._may_claim
         if not free:
             return None
-        self._has_seat = True
+        self._note_seat(True)
         return leases.Seat(worker.me.actor, self.channel, worker.tenants)
 
     async def _close_seat(self, tx: Tx) -> bool:
         """False: a run was put there, and is on its way to us."""
         if not await leases.close_seat(tx, self._worker.me):
             return False
-        self._has_seat = False
+        self._note_seat(False)
         return True

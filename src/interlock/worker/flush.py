@@ -33,11 +33,15 @@ class Flusher:
     there is little to do the same connection does it all, and the server has what it needs at hand.
     """
 
-    def __init__(self, database: Database, me: Me, seat: Callable[[set[UUID]], Seat | None] = lambda _: None) -> None:
-        """`seat`: what to open if these runs leave."""
+    def __init__(
+        self, database: Database, me: Me, seat: Callable[[set[UUID]], Seat | None] = lambda _: None,
+        unseat: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`seat`: what to open if these runs leave; `unseat`: they did not."""
         self._database = database
         self._me = me
-        self._seat = seat
+        self._seat, self._unseat = seat, unseat
+        self._was_alone = False
         self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
         self._bells = [asyncio.Event() for _ in range(_CONNECTIONS)]
         self._busy = [False] * _CONNECTIONS
@@ -88,13 +92,17 @@ class Flusher:
     def _take_batch(self) -> "list[tuple[Write, asyncio.Future[Answer]]]":
         """Half of many: the other half is the other connection's, and the steps overlap with both commits.
 
-        The run that came by the seat goes first and by itself: it is one, and waits for none of the many beside it.
+        A run that came by the seat goes first and by itself, and waits for none of the many beside it; at most every
+        second time, for there may be many of those too.
         """
-        for number, item in enumerate(self._waiting):
-            lease = item[0].lease
-            if lease.seated and lease.run_id not in self._committing:
-                self._committing.add(lease.run_id)
-                return [self._waiting.pop(number)]
+        if not self._was_alone:
+            for number, item in enumerate(self._waiting):
+                lease = item[0].lease
+                if lease.seated and lease.run_id not in self._committing:
+                    self._committing.add(lease.run_id)
+                    self._was_alone = True
+                    return [self._waiting.pop(number)]
+        self._was_alone = False
         size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
         batch: list[tuple[Write, asyncio.Future[Answer]]] = []
         later: list[tuple[Write, asyncio.Future[Answer]]] = []
@@ -117,6 +125,8 @@ class Flusher:
         try:
             answers = await self._append_whatever_happens(connection, writes)
         except UNACCEPTABLE as error:
+            if writes[0].seat is not None:
+                self._unseat()
             if len(batch) > 1:
                 for one in batch:
                     await self._flush(connection, [one])
@@ -125,6 +135,8 @@ class Flusher:
             if not batch[0][1].done():
                 batch[0][1].set_exception(Unacceptable(str(error)))
             return
+        if writes[0].seat is not None and not all(a.kept for w, a in zip(writes, answers, strict=True) if w.leave):
+            self._unseat()  # it was not opened
         metrics.flush_size.observe(sum(len(w.entries) for w in writes))
         for (write, future), answer in zip(batch, answers, strict=True):
             if answer.kept:

@@ -66,6 +66,8 @@ class Worker:
         self.drivers: dict[UUID, Driver] = {}
         self.draining = False
         self.abandoning = False
+        # Whether it can write. What comes by the seat between two lives is for neither.
+        self.is_alive = False
         self.crowded = False
         self._alone = False
         self.on_trial: HeldRun | None = None
@@ -112,7 +114,8 @@ class Worker:
         """One life as one worker. False: it was told to end."""
         self.me = await self._register()
         ordered_to_end = False
-        self.flusher = Flusher(self.database, self.me, self.claimer.seat_after)
+        self.flusher = Flusher(self.database, self.me, self.claimer.seat_after, self.claimer.forget_seat)
+        self.is_alive = True
         self._errands.set()  # a life before this one may have ended while it ran them
         gc.freeze()
         tasks = [
@@ -138,6 +141,7 @@ class Worker:
             ordered_to_end = await self._was_ordered_to_end()
             log.warning("worker_lost", worker=self.me.name, detail=lost.detail, ordered=ordered_to_end)
         finally:
+            self.is_alive = False
             self.abandoning = True
             self._cancel_drivers()
             for task in [*tasks, stopping, *self._side_tasks]:
@@ -386,12 +390,12 @@ class Worker:
             if flows := self.shop.tools.flows.all():
                 awaited = [flow.plan.awaited for flow in flows]
                 await children.wake_awaiting(self.database, awaited, self.me.actor)
-            full = len(self.drivers) >= self.capacity
             pools = list(self.pools())
-            self.crowded = full and await self.database.value("work_is_waiting_in", pools, self.tenants)
+            self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting_in", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()
             await self._mind_memory()
+            changes = self.claimer.changes
             now = await self.database.row("orders_of", self.me.id)
             if now is None or now["status"] in WORKER.terminal:
                 self._suspicious.set()
@@ -400,8 +404,8 @@ class Worker:
             # A claim that was cut off can be committed after we asked what it gave us.
             if now["leases"] > len(self.drivers):
                 self.claimer.remember()
-            elif not now["seated"]:
-                self.claimer.forget_seat()
+            else:
+                self.claimer.seat_is(now["seated"], changes)
 
     # ------------------------------------------------------------ mail
 

@@ -79,7 +79,8 @@ WITH me AS MATERIALIZED (
     JOIN kept ON kept.id = w.run_id
 ), seated AS (
   INSERT INTO seat (worker_id, actor, channel, tenants)
-  SELECT id, $29, $30, $31::uuid[] FROM me WHERE $30::text IS NOT NULL
+  SELECT id, $29, $30, $31::uuid[] FROM me
+   WHERE $30::text IS NOT NULL AND (SELECT count(*) FROM departed) = (SELECT count(*) FROM leaving)
   ON CONFLICT (worker_id) DO NOTHING
 ), requeued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)

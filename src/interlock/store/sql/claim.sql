@@ -15,6 +15,7 @@ WITH me AS MATERIALIZED (
     FROM lane
    WHERE pool = $5 AND active AND NOT full_up AND (SELECT count(*) FROM me) = 1
      AND ($6::uuid[] IS NULL OR home_id = ANY($6))
+     AND (home_id = id OR NOT (SELECT full_up FROM lane AS home WHERE home.id = lane.home_id))
    ORDER BY vtime
    LIMIT $3
      FOR NO KEY UPDATE SKIP LOCKED
@@ -30,6 +31,7 @@ WITH me AS MATERIALIZED (
     FROM (
       SELECT id, weight, vtime FROM lane
        WHERE pool = $5 AND active AND NOT full_up AND ($6::uuid[] IS NULL OR home_id = ANY($6))
+         AND (home_id = id OR NOT (SELECT full_up FROM lane AS home WHERE home.id = lane.home_id))
        ORDER BY vtime LIMIT 1
     ) AS next, (SELECT sum(weight) AS weight, min(vtime) AS vtime FROM turn) AS free
    WHERE next.id NOT IN (SELECT id FROM turn) AND free.vtime > next.vtime + $3 / (free.weight + next.weight)

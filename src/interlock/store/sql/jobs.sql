@@ -167,6 +167,8 @@ WITH free AS MATERIALIZED (
      FOR NO KEY UPDATE
 ), reserved AS (
   UPDATE worker SET job_id = $2 FROM free WHERE worker.id = free.id AND worker.job_id IS NULL RETURNING worker.id
+), unseated AS (
+  DELETE FROM seat USING reserved WHERE worker_id = reserved.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
   SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
@@ -185,6 +187,8 @@ WITH released AS (
   UPDATE worker SET job_id = NULL FROM worker AS before
    WHERE worker.job_id = ANY($2::uuid[]) AND before.id = worker.id
   RETURNING worker.id, before.job_id
+), unseated AS (
+  DELETE FROM seat USING released WHERE worker_id = released.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
   SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),

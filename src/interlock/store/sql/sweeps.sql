@@ -79,6 +79,10 @@ WITH silent AS MATERIALIZED (
 )
 SELECT id, name, heartbeat_at, before, pg_notify('interlock_worker', id::text)::text FROM lost;
 
+-- name: clear_seats
+-- Of workers that ended while an append of theirs opened it.
+DELETE FROM seat WHERE NOT EXISTS (SELECT FROM worker WHERE worker.id = seat.worker_id AND stopped_at IS NULL);
+
 -- name: lose_supervisors
 UPDATE supervisor SET stopped_at = coalesce($1, now()), reason = coalesce(reason, 'heartbeat lost')
  WHERE stopped_at IS NULL AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds);
