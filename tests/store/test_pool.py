@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -16,7 +17,9 @@ from interlock.settings import Settings
 from interlock.store import embedded, notify
 from interlock.store.notify import Listener
 from interlock.store.pool import (
+    TRANSIENT,
     Database,
+    Pool,
     Tx,
     behind_pooler,
     connection_options,
@@ -98,6 +101,97 @@ async def test_who_is_cancelled_between_two_parts_of_a_statement_leaves_a_clean_
     assert await outside.fetchval(f"{half_done} AND pid <> pg_backend_pid()") == 0
     await outside.close()
     await database.close()
+
+
+async def add_tenant(tx: Tx, name: str) -> None:
+    await tx.value("create_tenant", None, uuid4(), name, None, 1.0, None, None)
+
+
+async def are_there(url: str) -> list[str]:
+    """The tenants as everybody else sees them."""
+    outside = await asyncpg.connect(url)
+    names = [row["name"] for row in await outside.fetch("SELECT name FROM tenant ORDER BY name")]
+    await outside.close()
+    return names
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["begun", "not begun"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError, asyncpg.QueryCanceledError])
+async def test_who_ends_while_a_transaction_begins_takes_nothing_from_those_who_come_after(
+    url: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], is_begun: bool
+) -> None:
+    database = await Database(url, Settings(), size=1).open()
+    execute = asyncpg.Connection.execute
+
+    async def ended(connection: asyncpg.Connection, statement: str, **options: object) -> str:
+        if not statement.startswith("BEGIN"):
+            return str(await execute(connection, statement, **options))
+        if is_begun:
+            await execute(connection, statement)
+        raise error
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", ended)
+    with pytest.raises(error):
+        async with database.transaction():
+            pass
+    monkeypatch.undo()
+    await database.command(lambda tx: add_tenant(tx, "a"))
+    await database.value("create_tenant", None, uuid4(), "b", None, 1.0, None, None)
+    assert await are_there(url) == ["a", "b"]
+    assert await database.pool.fetchval("SHOW lock_timeout") != "0"
+    await database.close()
+
+
+async def test_a_command_can_be_cancelled_at_any_moment_and_the_next_is_kept(url: str) -> None:
+    database = await Database(url, Settings(), size=1).open()
+    for steps in range(8):
+        first = asyncio.create_task(database.command(lambda tx: add_tenant(tx, "never")))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await database.command(lambda tx, steps=steps: add_tenant(tx, str(steps)))  # type: ignore[misc]
+        assert str(steps) in await are_there(url)
+    await database.close()
+
+
+async def test_a_cancelled_command_ends_though_its_connection_cannot_be_cleaned(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, inside = 0, asyncio.Event()
+
+    async def work(tx: Tx) -> None:
+        nonlocal tries
+        tries += 1
+        inside.set()
+        await asyncio.Event().wait()
+
+    async def gone(*_: object, **__: object) -> None:
+        raise ConnectionResetError("the server went away")
+
+    command = asyncio.create_task(database.command(work))
+    await inside.wait()
+    monkeypatch.setattr(asyncpg.Connection, "execute", gone)
+    command.cancel()
+    done, _ = await asyncio.wait([command], timeout=10)
+    monkeypatch.undo()
+    assert done and command.cancelled() and tries == 1
+    assert await database.value("any_key") is False
+
+
+async def test_a_connection_that_cannot_be_cleaned_is_left_and_the_cancellation_stays_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    with pytest.raises(asyncio.CancelledError):
+        async with database.connection() as connection:
+            monkeypatch.setattr(asyncpg.Connection, "execute", gone)
+            raise asyncio.CancelledError
+    monkeypatch.undo()
+    assert connection.is_closed()
 
 
 async def test_a_wrong_number_of_arguments_is_said_at_once(database: Database) -> None:
@@ -235,6 +329,220 @@ async def test_connections_are_no_more_than_allowed_and_the_last_used_comes_firs
         assert once_more is again
     await database.close()
     assert one.is_closed() and two.is_closed()
+
+
+async def test_after_a_break_all_listeners_are_told_and_hear_again(
+    database: Database, heard: "asyncio.Queue[str]"
+) -> None:
+    also: asyncio.Queue[str] = asyncio.Queue()
+    second = Listener(database, {"more": also.put_nowait})
+    await second.start()
+    assert [await hear(heard), await hear(also)] == ["", ""]
+    for _ in range(2):
+        await database.pool.fetch(LISTENING.replace("count(*)", "pg_terminate_backend(pid, 5000)"))
+        assert [await hear(heard), await hear(also)] == ["", ""]
+        await database.pool.execute("SELECT pg_notify('news', 'a'), pg_notify('more', 'b')")
+        assert [await hear(heard), await hear(also)] == ["a", "b"]
+    assert await database.pool.fetchval(LISTENING) == 1
+    await second.stop()
+
+
+async def test_a_listener_comes_back_though_the_server_refused_it_for_a_while(
+    database: Database, server: embedded.Joined, heard: "asyncio.Queue[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await hear(heard) == ""
+    refused = asyncio.Event()
+
+    def said(word: str, **_: object) -> None:
+        if word == "listener_lost":
+            refused.set()
+
+    monkeypatch.setattr(notify.log, "warning", said)
+    name = await database.pool.fetchval("SELECT current_database()")
+    outside = await asyncpg.connect(server.url)
+    await outside.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    await database.pool.fetch(LISTENING.replace("count(*)", "pg_terminate_backend(pid, 5000)"))
+    await asyncio.wait_for(refused.wait(), 10)
+    await outside.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    await outside.close()
+    assert await hear(heard) == ""
+    await database.pool.execute("SELECT pg_notify('news', 'one')")
+    assert await hear(heard) == "one"
+
+
+async def test_a_listener_uses_its_connection_now_and_then_and_leaves_one_that_does_not_answer(
+    database: Database, heard: "asyncio.Queue[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await hear(heard) == ""
+    used = 0
+
+    async def half_open(*_: object, **__: object) -> None:
+        nonlocal used
+        used += 1
+        raise TimeoutError
+
+    async def at_once(event: asyncio.Event, _: float) -> None:
+        await (event.wait() if used else asyncio.sleep(0))
+
+    monkeypatch.setattr(notify, "either", at_once)
+    monkeypatch.setattr(asyncpg.Connection, "execute", half_open)
+    # One that waits already waits as long as before: a new listener makes it begin its wait anew.
+    second = Listener(database, {"more": lambda _: None})
+    await second.start()
+    assert (await hear(heard), used) == ("", 1)
+    monkeypatch.undo()
+    assert await database.pool.fetchval(LISTENING) == 1
+    await second.stop()
+
+
+async def test_the_last_listener_takes_the_connection_with_it(database: Database) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    listener = Listener(database, {"news": heard.put_nowait})
+    for _ in range(2):
+        await listener.start()
+        assert await hear(heard) == ""
+        [pid] = [row["pid"] for row in await database.pool.fetch(LISTENING.replace("count(*)", "pid"))]
+        ear = notify._ears[database]
+        await listener.stop()
+        await listener.stop()  # stopping twice is stopping once
+        assert database not in notify._ears and ear._task is not None and ear._task.done()
+        # The server notices in its own time; it is asked to end and so waited for.
+        await database.pool.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+
+
+async def test_who_stops_while_it_is_begun_hears_nothing_more(
+    database: Database, heard: "asyncio.Queue[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await hear(heard) == ""
+    add, begun, go_on = asyncpg.Connection.add_listener, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        await add(*args)
+
+    monkeypatch.setattr(asyncpg.Connection, "add_listener", slowly)
+    also: asyncio.Queue[str] = asyncio.Queue()
+    second, third = Listener(database, {"more": also.put_nowait}), Listener(database, {"news": also.put_nowait})
+    await second.start()
+    await begun.wait()
+    await second.stop()
+    await third.start()
+    go_on.set()
+    await asyncio.wait_for(third.listening.wait(), 10)
+    assert (await hear(also), also.empty(), second.listening.is_set()) == ("", True, False)
+    await third.stop()
+
+
+async def pid_of(connection: Any) -> int:
+    pid: int = await connection.fetchval("SELECT pg_backend_pid()")
+    return pid
+
+
+async def killed(connection: Any, url: str) -> None:
+    """The server ends it, and we have noticed."""
+    noticed = asyncio.Event()
+    connection.add_termination_listener(lambda _: noticed.set())
+    outside = await asyncpg.connect(url)
+    await outside.execute("SELECT pg_terminate_backend($1, 5000)", await pid_of(connection))
+    await outside.close()
+    await asyncio.wait_for(noticed.wait(), 10)
+
+
+async def test_a_connection_that_broke_gives_its_place_to_a_new_one_and_is_forgotten(url: str) -> None:
+    database = await Database(url, Settings(), size=1).open()
+    async with database.connection() as idle:
+        pass
+    await killed(idle, url)
+    async with database.connection() as used:  # without a single retry
+        assert await used.fetchval("SELECT 1") == 1
+        await killed(used, url)
+    async with asyncio.timeout(10), database.connection() as third:
+        assert await third.fetchval("SELECT 1") == 1
+    assert database.pool._all == {third}
+    await database.close()
+
+
+async def test_who_fails_gives_the_connection_back(url: str) -> None:
+    database = await Database(url, Settings(), size=1).open()
+    for error in (Conflict, asyncio.CancelledError):
+        with pytest.raises(error):
+            async with database.connection() as first:
+                raise error("no")
+        async with asyncio.timeout(10), database.connection() as second:
+            assert second is first
+    await database.close()
+
+
+@pytest.mark.parametrize("where", ["in the queue", "connecting"])
+async def test_who_is_cancelled_before_there_is_a_connection_keeps_no_place(
+    url: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    database = Database(url, Settings(), size=1)
+    pool = database._pool = Pool(connection_options(database), 1)
+    connecting = asyncio.Event()
+
+    async def for_ever(**_: object) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    if where == "connecting":
+        monkeypatch.setattr(asyncpg, "connect", for_ever)
+        waiting = asyncio.create_task(pool.take())
+        await connecting.wait()
+    else:
+        first = await pool.take()
+        waiting = asyncio.create_task(pool.take())
+        await asyncio.sleep(0)
+        pool.give_back(first)  # the place is already this one's when it is cancelled
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        assert await pool.fetchval("SELECT 1") == 1
+    await database.close()
+
+
+async def test_a_connection_that_cannot_be_made_keeps_no_place() -> None:
+    pool = Pool({"dsn": "postgresql://nobody@127.0.0.1:1/none"}, 1)
+    for _ in range(2):
+        with pytest.raises(OSError):
+            async with asyncio.timeout(10):
+                await pool.take()
+
+
+async def test_a_closed_pool_leaves_no_session_behind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = await Database(url, Settings(), size=2).open()
+    pool, connect = database.pool, asyncpg.connect
+    made, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(**options: Any) -> Any:
+        connection = await connect(**options)
+        made.set()
+        await go_on.wait()
+        return connection
+
+    used = await pool.take()
+    waiting = asyncio.create_task(used.fetchval("SELECT pg_sleep(30)"))
+    monkeypatch.setattr(asyncpg, "connect", slowly)
+    late = asyncio.create_task(pool.take())
+    await made.wait()
+    monkeypatch.undo()
+    third = asyncio.create_task(pool.take())
+    await asyncio.sleep(0)
+    await database.close()
+    ended, _ = await asyncio.wait([waiting], timeout=10)  # what is under way ends at once
+    assert ended and isinstance(waiting.exception(), TRANSIENT)
+    pool.give_back(used)
+    with pytest.raises(Unavailable, match="closed"):
+        await asyncio.wait_for(third, 10)
+    go_on.set()
+    connection = await late
+    pool.give_back(connection)
+    assert connection.is_closed() and not pool._idle and not pool._all
+    with pytest.raises(Unavailable, match="closed"):
+        await pool.take()
 
 
 async def test_behind_a_pooler_nobody_listens(url: str) -> None:

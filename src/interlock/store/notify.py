@@ -78,7 +78,7 @@ class _Ear:
             try:
                 await self._listen_until_broken()
                 delay = 0.05
-            except TRANSIENT as error:
+            except (asyncpg.PostgresError, *TRANSIENT) as error:  # also one that takes no connections for a while
                 log.warning("listener_lost", error=str(error) or type(error).__name__)
             for listener in self._listeners:
                 listener.listening.clear()
@@ -103,6 +103,8 @@ class _Ear:
     async def _begin(self, connection: Any, listener: Listener) -> None:
         for channel in listener.handlers:
             await connection.add_listener(channel, self._on_news)  # one that is there already is not added again
+        if listener not in self._listeners:
+            return  # it was stopped meanwhile
         for handler in listener.handlers.values():
             handler("")
         listener.listening.set()

@@ -51,6 +51,9 @@ TRANSIENT: tuple[type[BaseException], ...] = (
     TimeoutError,
 )
 
+# Whoever ends by one of these may leave a connection in the middle of something.
+_HALF_WAY = (asyncio.CancelledError, *TRANSIENT)
+
 # A value that no column can hold, found out by the server or already by the driver (whose error is an InterfaceError).
 UNSTORABLE: tuple[type[Exception], ...] = (asyncpg.DataError, asyncpg.exceptions._base.DataError)
 
@@ -170,19 +173,26 @@ class _Use:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            if kind is not None and issubclass(kind, asyncio.CancelledError) and not self._connection.is_closed():
-                await self._end_statement()
+            if kind is not None and issubclass(kind, _HALF_WAY) and not self._connection.is_closed():
+                await self._clean()
         finally:
             self._pool.give_back(self._connection)
 
-    async def _end_statement(self) -> None:
-        """Its user may have been cancelled between the parts of a statement. The server then waits for the rest of it,
-        with locks held, and sends an error to the next user when the statement's time is over: a round trip ends it."""
+    async def _clean(self) -> None:
+        """Its user may have ended between the parts of a statement. The server then waits for the rest of it, with
+        locks held, and sends an error to the next user when the statement's time is over: a round trip ends it.
+
+        Or it ended while a transaction began. The driver would then take the next user's for a part of that one, and
+        what it commits would be gone with the connection: a reset ends it, on both sides.
+        """
         try:
             await self._connection.execute("SELECT", timeout=5)
-        except BaseException:
+            await self._connection.reset(timeout=5)
+        except BaseException as error:
             self._connection.terminate()
-            raise
+            # In place of a cancellation it would make whoever was told to end go on.
+            if not isinstance(error, Exception):
+                raise
 
 
 class Database:
@@ -300,6 +310,9 @@ def without_password(url: str) -> str:
 async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
     deadline = time.monotonic() + patience
     delay = 0.02
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations = task.cancelling()
     while True:
         try:
             return await attempt()
@@ -308,6 +321,8 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
         except TRANSIENT as error:
             if isinstance(error, asyncpg.InterfaceError) and "argument" in str(error):
                 raise  # ours: the same statement would be refused again
+            if task.cancelling() > cancellations:
+                raise asyncio.CancelledError from error  # which the error took the place of, in a rollback
             if time.monotonic() + delay > deadline:
                 raise Unavailable(
                     f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}"
