@@ -53,6 +53,16 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
     return found
 
 
+@pytest.fixture
+def without_checks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slow poll mends what was missed."""
+    rig.settings.poll_seconds = 30.0
+
+    async def nothing(_: Worker) -> None: ...
+
+    monkeypatch.setattr(Worker, "_check", nothing)
+
+
 async def start(rig: Rig, input: Any = None, who: Principal | None = None) -> UUID:
     who = who or rig.admin
     new = await runs.prepare(rig.plans, who, "one", input=input)
@@ -360,9 +370,8 @@ async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hol
         assert await seats(rig) == set()
 
 
-async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold) -> None:
+async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold, without_checks: None) -> None:
     """Its worker has one place. It wants to leave and the seat with it; but mail has come, and it stays."""
-    rig.settings.poll_seconds = 30.0
     async with free_worker(rig, 1) as worker:
         worker._listener.handlers[INBOX] = lambda _: None  # it hears of it by the answer
         run_id = await start(rig)
@@ -382,7 +391,7 @@ async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold) ->
         assert (list(worker.drivers), await seats(rig)) == ([run_id], set())
         go_on.set()
         await rig.until(run_id)
-        await until_seated(rig, worker)  # and not only after the next slow poll
+        await until_seated(rig, worker)
 
 
 async def test_with_a_rate_every_start_is_counted(rig: Rig, hold: Hold) -> None:
@@ -501,9 +510,8 @@ async def test_what_waits_is_claimed_when_the_run_on_the_only_seat_is_on_its_way
 
 
 async def test_a_batch_that_is_refused_opens_the_seat_all_the_same(
-    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, without_checks: None
 ) -> None:
-    rig.settings.poll_seconds = 30.0  # nothing else finds it
     real = flush.append
 
     async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[Answer]:
