@@ -9,6 +9,10 @@ import httpx2
 import pytest
 from tests.rig import Hold, Rig
 
+from interlock.api import app
+from interlock.api import runs as api_runs
+from interlock.api.services import principal
+from interlock.errors import Conflict
 from interlock.wire import Page, Run
 
 ECHO = "{name: echo, steps: [{id: a, tool: t.echo, input: {value: '${input.x}'}}]}"
@@ -390,3 +394,123 @@ async def test_the_short_way_in_answers_like_the_ordinary_one(rig: Rig, body: by
         own = ("id", "created_at", "steps")
         found.append((answer.status_code, {k: v for k, v in answer.json().items() if k not in own}))
     assert found[0] == found[1]
+
+
+SHORT, ORDINARY = "application/json", "application/json; charset=utf-8"
+START_ECHO = b'{"workflow": "echo", "input": {"x": 1}}'
+
+
+async def count_runs(rig: Rig) -> int:
+    [row] = await rig.sql("SELECT count(*) AS n FROM run")
+    n: int = row["n"]
+    return n
+
+
+async def test_an_ordinary_start_takes_the_short_way(rig: Rig, http: httpx2.AsyncClient) -> None:
+    def on_the_ordinary_way() -> None:
+        raise Conflict("solved")
+
+    rig.app.dependency_overrides[principal] = on_the_ordinary_way
+    answers = [
+        await http.post(f"/api/runs{query}", content=START_ECHO, headers={"Content-Type": kind})
+        for query in ("", "?wait=0", "?over_cap=wait")
+        for kind in (SHORT, ORDINARY)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 409, 201, 409, 409, 409]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", None])
+async def test_what_is_not_said_to_be_json_starts_nothing(rig: Rig, http: httpx2.AsyncClient, kind: str | None) -> None:
+    answer = await http.post("/api/runs", content=START_ECHO, headers={"Content-Type": kind} if kind else {})
+    assert (answer.status_code, await count_runs(rig)) == (422, 0)
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+@pytest.mark.parametrize(
+    "query",
+    ["wait=61", "wait=100", "wait=-1", "wait=nan", "wait=x", "wait=", "over_cap=never", "wait=1&over_cap=never"],
+)
+async def test_a_start_with_a_query_that_cannot_be_starts_nothing(
+    rig: Rig, http: httpx2.AsyncClient, kind: str, query: str
+) -> None:
+    answer = await http.post(f"/api/runs?{query}", content=START_ECHO, headers={"Content-Type": kind})
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
+    assert await count_runs(rig) == 0
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+async def test_nobody_starts_a_run_without_a_key_or_the_role(rig: Rig, http: httpx2.AsyncClient, kind: str) -> None:
+    viewer = f"Bearer {await rig.key('me', 'viewer')}"
+    stranger, key = rig.http(""), rig.admin_key
+    for said, status in (
+        (None, 401), ("", 401), (key, 401), (f"Basic {key}", 401), ("Bearer", 401), ("Bearer nope", 401), (viewer, 403),
+    ):  # fmt: skip
+        headers = {"Content-Type": kind} | ({"Authorization": said} if said is not None else {})
+        answer = await stranger.post("/api/runs", content=START_ECHO, headers=headers)
+        assert answer.status_code == status, (said, answer.text)
+    assert await count_runs(rig) == 0
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+async def test_a_start_waits_for_as_long_as_it_was_told(
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    waited: list[float] = []
+    real = api_runs.until_settled
+
+    async def noted(found: Any, who: Any, run_id: UUID, wait: float, news: asyncio.Event) -> Any:
+        waited.append(wait)
+        return await real(found, who, run_id, 0, news)
+
+    monkeypatch.setattr(api_runs, "until_settled", noted)
+    for wait in ("0", "1", "10", "59", "60", "2.5", "007"):
+        answer = await http.post(f"/api/runs?wait={wait}", content=START_ECHO, headers={"Content-Type": kind})
+        assert answer.status_code == 201
+    assert waited == [1, 10, 59, 60, 2.5, 7]
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+async def test_a_start_that_is_repeated_waits_for_the_run_that_there_is(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any], kind: str
+) -> None:
+    headers = {"Content-Type": kind, "Idempotency-Key": "k1"}
+    first = await http.post("/api/runs", content=START_ECHO, headers=headers)
+    async with rig.worker():
+        second = await http.post("/api/runs?wait=20", content=START_ECHO, headers=headers)
+    assert (second.status_code, second.json()["id"]) == (201, first.json()["id"])
+    assert (second.json()["status"], second.json()["result"], seen) == ("succeeded", 1, [1])
+    assert ("idempotency-replayed" in first.headers, second.headers["idempotency-replayed"]) == (False, "true")
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+async def test_of_a_field_said_twice_the_last_counts_and_the_key_with_it(
+    rig: Rig, http: httpx2.AsyncClient, kind: str
+) -> None:
+    twice = b'{"workflow": "none", "request_id": "a", "workflow": "echo", "request_id": "b"}'
+    once = b'{"workflow": "echo", "request_id": "b"}'
+    answers = [await http.post("/api/runs", content=body, headers={"Content-Type": kind}) for body in (twice, once)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert (answers[0].json()["id"], await count_runs(rig)) == (answers[1].json()["id"], 1)
+
+
+@pytest.mark.parametrize("kind", [SHORT, ORDINARY])
+async def test_who_leaves_in_the_middle_of_a_body_starts_nothing_and_is_no_bug(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    logged: list[Any] = []
+    monkeypatch.setattr(app.log, "error", lambda *args, **_: logged.append(args))
+    parts = iter([{"type": "http.request", "body": START_ECHO, "more_body": True}, {"type": "http.disconnect"}])
+    headers = [(b"content-type", kind.encode()), (b"authorization", f"Bearer {rig.admin_key}".encode())]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/api/runs", "raw_path": b"/api/runs", "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("test", 1), "server": ("test", 80),
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        return next(parts)
+
+    async def send(_: Any) -> None: ...
+
+    await rig.app(scope, receive, send)
+    assert (logged, await count_runs(rig)) == ([], 0)

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx2
 import pytest
 from tests.client.test_client import RUN
 
 from interlock.client import ApiError, AsyncClient, Unreachable
-from interlock.client.direct import Direct, reaches
+from interlock.client.direct import Direct, Told, _Wire, reaches
 
 Talk = Callable[["Line"], Awaitable[None]]
 BODY = httpx2.Response(200, json=RUN).content
@@ -231,12 +232,230 @@ async def test_who_is_cancelled_leaves_no_connection_with_half_an_answer() -> No
         assert server.lines == 2
 
 
-async def test_a_header_cannot_become_two() -> None:
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+async def test_a_header_cannot_become_two(end: str) -> None:
     async with serving(polite) as server:
         direct = Direct(httpx2.URL(server.url), {})
         with pytest.raises(httpx2.LocalProtocolError):
-            await direct.request("GET", "/x", {}, {"Idempotency-Key": "a\r\nX: y"}, None, 1, 1)
+            await direct.request("GET", "/x", {}, {"Idempotency-Key": f"a{end}X: y"}, None, 1, 1)
         assert server.asked == []
+
+
+# ---------------------------------------------------------------- what becomes of a connection
+
+
+@pytest.mark.parametrize("how", ["cancelled", "too late", "nonsense"])
+async def test_a_connection_that_is_of_no_more_use_is_closed(how: str) -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+
+    async def until_closed(line: Line) -> None:
+        await line.asked()
+        asked.set()
+        if how == "nonsense":
+            line.say(b"nonsense\r\n\r\n")
+        await line.reader.read()
+        closed.set()
+
+    async with serving(until_closed) as server:
+        direct = Direct(httpx2.URL(server.url), {})
+        asking = asyncio.create_task(direct.request("GET", "/x", {}, {}, None, 5, 0.05 if how == "too late" else 30))
+        await asyncio.wait_for(asked.wait(), 10)
+        if how == "cancelled":
+            asking.cancel()
+        with pytest.raises((httpx2.TransportError, asyncio.CancelledError)):
+            await asking
+        await asyncio.wait_for(closed.wait(), 10)
+
+
+async def test_a_client_that_is_closed_leaves_no_connection() -> None:
+    closed = asyncio.Event()
+
+    async def until_closed(line: Line) -> None:
+        await line.asked()
+        line.say(OK)
+        await line.reader.read()
+        closed.set()
+
+    async with serving(until_closed) as server:
+        async with client(server.url) as interlock:
+            await interlock.run("0198-run")
+        await asyncio.wait_for(closed.wait(), 10)
+
+
+async def test_a_server_that_lets_nobody_in_is_given_up_after_some_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def for_ever(*_: object, **__: object) -> None:
+        nonlocal tries
+        tries += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", for_ever)
+    async with client("http://127.0.0.1:1") as interlock:
+        interlock.timeout = 0.01
+        with pytest.raises(Unreachable, match="start one with `interlock up`"):
+            await asyncio.wait_for(interlock.run("0198-run"), 10)
+    assert tries == 4
+
+
+async def test_who_waits_for_a_run_gives_the_server_that_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[float, float]] = []
+
+    async def request(*args: Any) -> Told:
+        given.append(args[-2:])
+        return Told(200, BODY, "")
+
+    async with client("http://127.0.0.1:1") as interlock:
+        monkeypatch.setattr(interlock._direct, "request", request)
+        await interlock.run("0198-run", wait=60)
+        await interlock.run("0198-run")
+    assert given == [(5, 65), (5, 5)]
+
+
+# ---------------------------------------------------------------- word by word
+
+
+class Transport:
+    """One that goes nowhere."""
+
+    def __init__(self) -> None:
+        self.said, self.is_closed = b"", False
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ByHand:
+    """One request, and its answer by hand."""
+
+    def __init__(self, silence: float = 30) -> None:
+        self.direct = Direct(httpx2.URL("http://interlock.test"), {})
+        self.transport = Transport()
+        self.wire = _Wire(self.direct._idle)
+        self.wire.connection_made(self.transport)
+        self.direct._idle.append(self.wire)
+        self.asking = self.ask(silence)
+
+    def ask(self, silence: float = 30) -> "asyncio.Task[Told]":
+        return asyncio.create_task(self.direct.request("GET", "/x", {}, {}, None, 5, silence))
+
+    async def hear(self, *parts: bytes) -> None:
+        """All of them before anybody can look."""
+        await asyncio.sleep(0)
+        for part in parts:
+            self.wire.data_received(part)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def answer(self) -> tuple[int, bytes]:
+        told = await asyncio.wait_for(self.asking, 10)
+        return told.status_code, told.content
+
+
+@pytest.fixture
+async def talk() -> AsyncIterator[ByHand]:
+    made = ByHand()
+    yield made
+    made.asking.cancel()
+    await asyncio.gather(made.asking, return_exceptions=True)
+
+
+async def test_a_hint_is_no_answer_and_neither_is_a_part_of_one(talk: ByHand) -> None:
+    for hint in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"):
+        await talk.hear(hint)
+        assert not talk.asking.done()
+    for byte in OK[:-1]:
+        await talk.hear(bytes([byte]))
+    assert not talk.asking.done()
+    await talk.hear(OK[-1:])
+    assert await talk.answer() == (200, BODY)
+    assert talk.direct._idle == [talk.wire]
+
+
+async def test_the_server_may_be_silent_for_so_long_after_each_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, passed = asyncio.get_running_loop(), 0.0
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + passed)
+    talk = ByHand(silence=1000)
+    for at in range(0, len(OK), 40):
+        await talk.hear(OK[at : at + 40])
+        passed += 900
+    assert await talk.answer() == (200, BODY)
+    talk.asking = talk.ask(silence=1000)
+    await talk.hear(OK[:40])
+    passed += 1001
+    with pytest.raises(httpx2.ReadTimeout):
+        await talk.answer()
+
+
+@pytest.mark.parametrize("more", [OK, b"nonsense", b"HTTP/1.1 500 Oh\r\nContent-Length: 1\r\n\r\nx"])
+@pytest.mark.parametrize("when", ["in one piece", "at once", "later"])
+async def test_who_answers_more_than_was_asked_is_asked_nothing_more(talk: ByHand, more: bytes, when: str) -> None:
+    await talk.hear(*{"in one piece": [OK + more], "at once": [OK, more], "later": [OK]}[when])
+    if when == "later":
+        await talk.hear(more)
+    assert await talk.answer() == (200, BODY)
+    assert talk.direct._idle == [] and talk.transport.is_closed
+
+
+async def test_a_connection_that_breaks_behind_its_answer_is_not_used_again(talk: ByHand) -> None:
+    await asyncio.sleep(0)
+    talk.wire.data_received(OK)
+    talk.wire.connection_lost(None)
+    assert await talk.answer() == (200, BODY)
+    assert talk.direct._idle == []
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nServer: old\r\n\r\n"])
+async def test_an_answer_without_a_length_ends_with_its_connection(talk: ByHand, head: bytes) -> None:
+    await talk.hear(head + BODY[:9], BODY[9:])
+    assert not talk.asking.done()
+    talk.wire.connection_lost(None)
+    assert await talk.answer() == (200, BODY)
+    assert talk.direct._idle == []
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Le", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", None),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", ConnectionResetError("reset")),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n", None),
+    ],
+    ids=["head", "length", "chunks", "reset", "hint"],
+)
+async def test_half_an_answer_is_none(talk: ByHand, said: bytes, error: Exception | None) -> None:
+    await talk.hear(said)
+    talk.wire.connection_lost(error)
+    with pytest.raises(httpx2.TransportError):
+        await talk.answer()
+
+
+async def test_a_server_that_wants_to_talk_otherwise_is_not_understood(talk: ByHand) -> None:
+    await talk.hear(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+    with pytest.raises(httpx2.RemoteProtocolError):
+        await talk.answer()
+    assert talk.transport.is_closed
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_that_has_no_body_is_whole_without_one(talk: ByHand, status: bytes) -> None:
+    await talk.hear(b"HTTP/1.1 %s\r\n\r\n" % status)
+    assert await talk.answer() == (int(status[:3]), b"")
+    assert talk.direct._idle == [talk.wire]
+
+
+async def test_a_client_closed_meanwhile_keeps_no_connection(talk: ByHand) -> None:
+    await asyncio.sleep(0)
+    talk.direct.close()
+    await talk.hear(OK)
+    assert await talk.answer() == (200, BODY)
+    assert talk.direct._idle == [] and talk.transport.is_closed
 
 
 def test_only_a_plain_address_without_a_proxy_is_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:

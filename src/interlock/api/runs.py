@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from interlock import tracing
 from interlock.api import streams
@@ -62,7 +63,7 @@ async def _start_shortly(request: Request) -> Response | None:
         return None
     try:
         body = StartRun.model_validate_json(await request.body())
-    except ValidationError:
+    except (ValidationError, ClientDisconnect):
         return None
     found = await services(request)
     return await _started(body, request, found, await principal(request, found), float(plain[1] or 0), "wait")

@@ -51,6 +51,7 @@ class Direct:
         said = {"Host": url.netloc.decode(), "Accept": "*/*", **headers}
         self._head = b"".join(_line(name, value) for name, value in said.items())
         self._idle: list[_Wire] = []
+        self._is_closed = False
 
     async def request(
         self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str], content: bytes | None,
@@ -69,7 +70,7 @@ class Direct:
         except BaseException:
             wire.close()
             raise
-        if wire.stays:
+        if wire.stays and not self._is_closed:
             self._idle.append(wire)
         else:
             wire.close()
@@ -87,6 +88,7 @@ class Direct:
         return wire
 
     def close(self) -> None:
+        self._is_closed = True
         for wire in list(self._idle):
             wire.close()
         self._idle.clear()
@@ -107,6 +109,8 @@ class _Wire(asyncio.Protocol):
         self._parser: Any = None
         self._body: list[bytes] = []
         self._stir = asyncio.Event()
+        self._status = 0
+        self._has_length = self._ends_by_closing = False
         self._is_whole = False
         self._broke: Exception | None = None
         self._may_stay = False
@@ -119,6 +123,7 @@ class _Wire(asyncio.Protocol):
     async def ask(self, said: bytes, silence: float) -> tuple[int, bytes]:
         self._parser = httptools.HttpResponseParser(self)
         self._body, self._is_whole, self._may_stay = [], False, False
+        self._has_length = self._ends_by_closing = False
         self._transport.write(said)
         while not self._is_whole:
             if self._broke is not None:
@@ -129,8 +134,8 @@ class _Wire(asyncio.Protocol):
                     await self._stir.wait()
             except TimeoutError as error:
                 raise httpx2.ReadTimeout("no answer in time") from error
-        parser, self._parser = self._parser, None
-        return parser.get_status_code(), b"".join(self._body)
+        self._parser = None
+        return self._status, b"".join(self._body)
 
     def close(self) -> None:
         self._transport.close()
@@ -146,11 +151,13 @@ class _Wire(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._break(httpx2.RemoteProtocolError(str(error)))
         self._stir.set()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._ends_by_closing and error is None and self._broke is None:
+            self._is_whole = True
         self._break(httpx2.ReadError(str(error)) if error else httpx2.RemoteProtocolError("the server closed it"))
 
     def _break(self, error: Exception) -> None:
@@ -160,9 +167,21 @@ class _Wire(asyncio.Protocol):
         self._stir.set()
         self._transport.close()
 
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise httpx2.RemoteProtocolError("a second answer to one question")
+
+    def on_header(self, name: bytes, _: bytes) -> None:
+        self._has_length = self._has_length or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        # Of the statuses without a body the parser knows by itself that they are whole.
+        self._ends_by_closing = self._status >= 200 and not self._has_length
+
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= 200:  # before that comes what is no answer yet
+        if self._status >= 200:  # before that comes what is no answer yet
             self._is_whole, self._may_stay = True, self._parser.should_keep_alive()

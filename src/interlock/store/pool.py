@@ -52,7 +52,7 @@ TRANSIENT: tuple[type[BaseException], ...] = (
 )
 
 # Whoever ends by one of these may leave a connection in the middle of something.
-_HALF_WAY = (asyncio.CancelledError, *TRANSIENT)
+_HALF_WAY: tuple[type[BaseException], ...] = (asyncio.CancelledError, *TRANSIENT)
 
 # A value that no column can hold, found out by the server or already by the driver (whose error is an InterfaceError).
 UNSTORABLE: tuple[type[Exception], ...] = (asyncpg.DataError, asyncpg.exceptions._base.DataError)
