@@ -9,7 +9,9 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from interlock import tracing
@@ -19,7 +21,7 @@ from interlock.engine.keyfiles import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
-from interlock.errors import Invalid
+from interlock.errors import Invalid, Unavailable
 from interlock.settings import Settings, mcp_file
 from interlock.store import embedded
 from interlock.store import migrate as migrations
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
+
+_LOOK_SECONDS = 2.0
 
 
 def database_url(settings: Settings) -> str:
@@ -190,15 +194,39 @@ async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
     stop = _on_signals()
     async with opened(settings, url) as database, serving(settings, database) as address:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        (settings.data_dir / "url").write_text(address)
+        mine = _announce(settings.data_dir / "url", address)
         print(
             f"Interlock is at {address}, a console in the browser; its API reference at {address}/api/docs", flush=True
         )
         supervising = asyncio.create_task((await _supervisor(database, settings, url, wished, serve)).run(stop))
+        keeping = asyncio.create_task(_keep_database(settings))
         await stop.wait()
-        (settings.data_dir / "url").unlink(missing_ok=True)
+        keeping.cancel()
+        if mine:
+            (settings.data_dir / "url").unlink(missing_ok=True)
         await supervising
     return 0
+
+
+def _announce(file: Path, address: str) -> bool:
+    """Where commands on this machine find a server. The first stays there for as long as it answers."""
+    with contextlib.suppress(OSError, ValueError):
+        other = urlsplit(file.read_text())
+        socket.create_connection((other.hostname or "", other.port or 0), 2).close()
+        return False
+    file.write_text(address)
+    return True
+
+
+async def _keep_database(settings: Settings) -> None:
+    """The embedded server has nobody else who would start it again."""
+    while settings.database_url is None:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            if await asyncio.to_thread(embedded.revive, settings.data_dir):
+                log.warning("database_restarted")
+        except Unavailable as error:
+            log.warning("database_not_restarted", error=error.detail)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """Whatever is wrong with a request: an answer that says so, as problem+json, and never a 500."""
 
 from collections.abc import AsyncIterator
+from functools import reduce
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +47,8 @@ async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClien
         ({"workflow": ""}, "body.workflow"),
         ({"workflow": "gate", "deadline_second": 5}, "body.deadline_second"),
         ({"workflow": "gate", "deadline_seconds": -1}, "body.deadline_seconds"),
+        ({"workflow": "gate", "deadline_seconds": 10**12}, "body.deadline_seconds"),
+        ({"workflow": "gate", "input": {"v": reduce(lambda inner, _: [inner], range(100), 0)}}, "body.input"),
         ({"workflow": "gate", "deadline_seconds": "soon"}, "body.deadline_seconds"),
         ({"workflow": "gate", "version": 0}, "body.version"),
         ({"workflow": "gate", "version": "new"}, "body.version"),
@@ -73,6 +76,9 @@ async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, h
         ("POST", "/api/workflows", b'{"name": "w", "description": "\\ud800", "steps": [{"id": "a", "tool": "t.x"}]}'),
         ("POST", "/api/workflows", b'{"name": "w", "description": "\\u0000", "steps": [{"id": "a", "tool": "t.x"}]}'),
         ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": 1' + b"0" * 400 + b"}}"),
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": NaN}}'),
+        ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": 1e999}}'),
+        ("POST", "/api/events", b'{"type": "a", "correlation": "b", "payload": {"x": 1e999}}'),
         ("POST", "/api/runs", b'{"workflow": "tool", "version": 2147483648}'),
         ("POST", "/api/runs", b'{"workflow": "tool", "deadline_seconds": 1e300}'),
         ("POST", "/api/runs", b'{"workflow": "gate", "deadline_seconds": 1e300}'),

@@ -1,9 +1,11 @@
 """The embedded PostgreSQL: found where it is, shared by processes, stopped by the last, wherever its files lie."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,6 +108,27 @@ async def test_a_data_directory_may_have_a_long_path_with_spaces_and_quotes(
     finally:
         await asyncio.to_thread(joined.leave)
     assert not embedded._is_running(data / "postgres")
+
+
+def _revived(base: Path) -> bool:
+    """Not before its processes have let go of its memory."""
+    with contextlib.suppress(embedded.ServerFailed):
+        return embedded.revive(base)
+    return False
+
+
+async def test_a_server_that_was_killed_is_started_again(base: Path) -> None:
+    joined = await asyncio.to_thread(embedded.start, base)
+    try:
+        assert not await asyncio.to_thread(embedded.revive, base)
+        os.kill(int((base / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while not await asyncio.to_thread(_revived, base):  # noqa: ASYNC110 — it is gone when it is gone
+                await asyncio.sleep(0.05)
+        assert await ask(joined.url, "SELECT 1") == 1
+    finally:
+        await asyncio.to_thread(joined.leave)
+    assert not embedded._is_running(base / "postgres")
 
 
 _JOIN = """

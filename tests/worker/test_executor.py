@@ -338,6 +338,15 @@ async def test_a_tool_that_exits_does_not_take_the_worker_with_it(bench: Bench) 
     assert (await bench.failure()).error == {"type": "SystemExit", "message": "no more"}
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, type("Panic", (BaseException,), {})])
+async def test_what_is_no_exception_is_a_failed_attempt_too(bench: Bench, kind: type[BaseException]) -> None:
+    @bench.tool
+    async def do() -> None:
+        raise kind("out of the library")
+
+    assert (await bench.failure()).error == {"type": kind.__name__, "message": "out of the library"}
+
+
 async def test_a_plain_tool_that_runs_out_of_items_fails_and_does_not_hang(bench: Bench) -> None:
     @bench.tool
     def do() -> int:
@@ -523,12 +532,24 @@ def nested(depth: int) -> Any:
         ("\ud800", "the output is not JSON"),
         (b"\xff", "the output is not JSON"),
         (nested(5000), "the output is not JSON"),
+        (nested(150), "nested deeper than 100 levels"),
         ("x" * 1001, r"the output has 1,003 bytes; at most 1,000 are kept \(INTERLOCK_MAX_OUTPUT_BYTES\)"),
         ("a\x00b", "contains a NUL character"),
         ({"\x00": 1}, "contains a NUL character"),
         ("\\\x00", "contains a NUL character"),
     ],
-    ids=["object", "function", "surrogate", "bytes", "deep", "large", "NUL", "NUL in a key", "NUL after a backslash"],
+    ids=[
+        "object",
+        "function",
+        "surrogate",
+        "bytes",
+        "deep",
+        "too deep to show",
+        "large",
+        "NUL",
+        "NUL in a key",
+        "NUL after a backslash",
+    ],
 )
 def test_what_cannot_be_stored_is_terminal_and_says_why(result: Any, said: str) -> None:
     with pytest.raises(Terminal, match=said):

@@ -91,8 +91,10 @@ async def _started(
             response = await _start(found, who, request, new, over_cap)
         if not wait or response.status_code != 201:
             return response
-        # The key may have answered with a run that was started before; then the poll has to do.
+        # The key may have answered with a run that was started before, and it may have ended since.
         before = "idempotency-replayed" in response.headers
+        if before:
+            news.set()
         run_id = UUID(orjson.loads(bytes(response.body))["id"]) if before else new.id
         return _run(*await until_settled(found, who, run_id, wait, news), 201, response.headers)
 

@@ -217,7 +217,7 @@ RUNS: "Columns[Run]" = {
     "status": lambda run: word(run.status),
     "reason": lambda run: run.reason or visible(run.waiting_for or ""),
     "created": lambda run: moment(run.created_at),
-    "took": lambda run: took(run.started_at, run.completed_at),
+    "took": lambda run: took(run.created_at, run.completed_at),
 }
 
 STEPS: "Columns[Step]" = {
@@ -255,7 +255,7 @@ def run_page(run: "Run") -> RenderableType:
         error=Text(brief(run.error), style="red") if run.error else None,
         trigger=visible(" ".join(filter(None, (run.trigger.source, run.trigger.ref)))),
         created=moment(run.created_at),
-        took=took(run.started_at, run.completed_at),
+        took=took(run.created_at, run.completed_at),
         cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
         resumed_from=run.resumed_from,
         parent=run.parent_run_id,

@@ -98,6 +98,17 @@ def start(data_dir: Path) -> Joined:
     return Joined(base, server, users)
 
 
+def revive(data_dir: Path) -> bool:
+    """Start the server again if it died under those who use it. True if it had."""
+    base = data_dir.absolute()
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((base / "postgres" / "postmaster.pid").read_text().split()[0]), 0)
+        return False
+    with _locked(base / "postgres.lock"):
+        _ensure_running(base / "postgres")
+    return True
+
+
 def _ensure_running(data: Path) -> Embedded:
     sockets = _socket_dir(data)
     server = Embedded(data, sockets, f"postgresql://postgres@/postgres?host={quote(str(sockets), safe='/')}")

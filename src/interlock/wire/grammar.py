@@ -1,5 +1,7 @@
 """What every message is made of: views and bodies, ids and names, pages and problems."""
 
+import json
+from collections.abc import Iterable
 from typing import Annotated, Generic, TypeVar
 from uuid import UUID
 
@@ -13,13 +15,43 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
+# Whoever shows a value puts it into others, and no writer of JSON goes deeper than 254.
+DEEPEST = 100
+# Ten years, as for every duration in a definition; later than the year 9999 nobody could read it.
+Seconds = Annotated[float, Field(gt=0, le=3650 * 86400)]
+
+
 def encodable(value: T) -> T:
     """What one parser of JSON reads another may not be able to write: half a character, a number without end."""
     try:
-        orjson.dumps(value)
+        encoded = orjson.dumps(value)
+        if b"null" in encoded:  # as which it writes what is no number
+            json.dumps(value, allow_nan=False)
     except orjson.JSONEncodeError as error:
         raise ValueError(f"it cannot be stored: {error}") from None
+    except ValueError:
+        raise ValueError("it cannot be stored: NaN and Infinity, and numbers as large as that, are not JSON") from None
+    if is_too_deep(encoded):
+        raise ValueError(f"it cannot be stored: it is nested deeper than {DEEPEST} levels")
     return value
+
+
+def is_too_deep(encoded: bytes) -> bool:
+    if encoded.count(b"[") + encoded.count(b"{") <= DEEPEST:
+        return False
+    try:
+        level: list[object] = [orjson.loads(encoded)]
+    except orjson.JSONDecodeError:
+        return True  # not even for the reader, who goes to 1024
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return False
+    return any(isinstance(value, (list, dict)) for value in level)
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 # A string to whoever reads it, because nobody computes with an id; the server may hand in the UUID it has.

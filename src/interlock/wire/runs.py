@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt
 
 from interlock.lifecycle import RunReason, RunState, StepState, Term
-from interlock.wire.grammar import Body, Id, Name, Text, View, encodable
+from interlock.wire.grammar import Body, Id, Name, Seconds, Text, View, encodable
 
 
 class Initiator(Term):
@@ -141,7 +141,7 @@ class StartRun(Body):
     version: PositiveInt | None = None
     input: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
     trigger: NewTrigger | None = None
-    deadline_seconds: PositiveFloat | None = None
+    deadline_seconds: Seconds | None = None
     request_id: Name | None = None
 
 

@@ -33,6 +33,7 @@ from interlock.lifecycle import StepState
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, Context, DidNotHappen, Happened, Registry, Tool, Veil, default_key, explain
 from interlock.waiting import retry_after
+from interlock.wire.grammar import DEEPEST, is_too_deep
 
 _THREAD_GRACE_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 86400.0
@@ -187,7 +188,9 @@ async def traced_attempt(spans: tracing.Spans, shop: Workshop, call: Call) -> Ou
 async def attempt(shop: Workshop, call: Call) -> Outcome:
     try:
         result = await perform(shop, call)
-    except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
+    except GeneratorExit:
+        raise  # this attempt is closed, and may not go on
+    except BaseException as error:  # also what is no Exception: a panic in a library, a KeyboardInterrupt
         if isinstance(error, (asyncio.CancelledError, Canceled)) and told_to_stop():
             return Interrupted()
         cut_off = call.tool.writes and not call.tool.idempotent and is_cut_off(error)
@@ -317,6 +320,8 @@ def _fitting(encoded: bytes, limit: int) -> str:
         )
     if _NUL.search(encoded):
         raise Terminal("the output contains a NUL character, which PostgreSQL cannot store")
+    if is_too_deep(encoded):
+        raise Terminal(f"the output is nested deeper than {DEEPEST} levels")
     return encoded.decode()
 
 
