@@ -569,9 +569,9 @@ async def test_an_output_that_cannot_be_stored_fails_the_step_for_good(bench: Be
 async def test_the_database_takes_what_the_executor_lets_through(rig: Rig) -> None:
     @rig.tool("t.do")
     def do() -> list[Any]:
-        return ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, float("nan"), 2**63, -0.0, 1e308, nested(200)]
+        return ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, float("nan"), 2**63, -0.0, 1e308, nested(90)]
 
     await rig.apply("{name: w, steps: [{id: a, tool: t.do}]}")
     run = await rig.work_until(await rig.start("w"))
     assert run["status"] == "succeeded"
-    assert run["result"] == ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, None, 2**63, 0, 1e308, nested(200)]
+    assert run["result"] == ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, None, 2**63, 0, 1e308, nested(90)]
