@@ -344,7 +344,8 @@ async def test_what_is_no_exception_is_a_failed_attempt_too(bench: Bench, kind: 
     async def do() -> None:
         raise kind("out of the library")
 
-    assert (await bench.failure()).error == {"type": kind.__name__, "message": "out of the library"}
+    error = (await bench.failure()).error
+    assert error == {"type": "RuntimeError", "message": f"{kind.__name__}: out of the library"}
 
 
 async def test_a_plain_tool_that_runs_out_of_items_fails_and_does_not_hang(bench: Bench) -> None:

@@ -188,9 +188,7 @@ async def traced_attempt(spans: tracing.Spans, shop: Workshop, call: Call) -> Ou
 async def attempt(shop: Workshop, call: Call) -> Outcome:
     try:
         result = await perform(shop, call)
-    except GeneratorExit:
-        raise  # this attempt is closed, and may not go on
-    except BaseException as error:  # also what is no Exception: a panic in a library, a KeyboardInterrupt
+    except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
         if isinstance(error, (asyncio.CancelledError, Canceled)) and told_to_stop():
             return Interrupted()
         cut_off = call.tool.writes and not call.tool.idempotent and is_cut_off(error)
@@ -216,10 +214,15 @@ async def perform(shop: Workshop, call: Call) -> Any:
 
 
 async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
-    if tracing.spans is None:
-        return await call_tool(shop, call, arguments)
-    with tracing.spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}):
-        return await call_tool(shop, call, arguments)
+    try:
+        if tracing.spans is None:
+            return await call_tool(shop, call, arguments)
+        with tracing.spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}):
+            return await call_tool(shop, call, arguments)
+    except (asyncio.CancelledError, Canceled, Exception, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a library's panic, a KeyboardInterrupt: the attempt has failed, and we go on
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
