@@ -29,6 +29,7 @@ from interlock.store.pool import Database, Tx
 from interlock.testing import Clock
 from interlock.testing.engine import journal_line, sweep
 from interlock.tools import Registry, flow, tool
+from interlock.waiting import either
 from interlock.wire import Role
 from interlock.worker.loop import Worker
 
@@ -246,10 +247,7 @@ class Rig:
                     found = await self.run(run_id)
                     if found["status"] in statuses or found["completed_at"]:
                         return found
-                    try:
-                        await asyncio.wait_for(news.wait(), 0.5)
-                    except TimeoutError:
-                        continue
+                    await either(news, 0.5)
 
     async def until_journal(self, run_id: UUID, line: str, times: int = 1, seconds: float = 20) -> list[str]:
         """Follow the run until its journal says this so many times."""
@@ -261,8 +259,7 @@ class Rig:
                     found = await self.journal(run_id)
                     if found.count(line) >= times:
                         return found
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(news.wait(), 0.5)
+                    await either(news, 0.5)
 
     # ------------------------------------------------------------ looking
 

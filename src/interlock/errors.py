@@ -17,13 +17,15 @@ Retryable, Terminal        what a tool raises to sort its own failures
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 
 class Problem(Exception):
-    status: ClassVar[int] = 500
-    title: ClassVar[str] = "Something went wrong"
+    status: int = 500
+    title: str = "Something went wrong"
     code: str = "INTERNAL_ERROR"
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, detail: str, *, code: str | None = None, **fields: Any) -> None:
         super().__init__(detail)
@@ -51,6 +53,7 @@ class DefinitionInvalid(Invalid):
 
 class Unauthorized(Problem):
     status, title, code = 401, "Not signed in", "UNAUTHORIZED"
+    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(Problem):
@@ -98,9 +101,14 @@ class TooLarge(Problem):
 class RateLimited(Problem):
     status, title, code = 429, "Too many runs in this minute", "RATE_LIMITED"
 
+    def __init__(self, detail: str, *, retry_after: int) -> None:
+        super().__init__(detail, retry_after=retry_after)
+        self.headers = {"Retry-After": str(retry_after)}
+
 
 class Unavailable(Problem):
     status, title, code = 503, "The database is not reachable", "UNAVAILABLE"
+    headers = MappingProxyType({"Retry-After": "1"})
 
 
 class Retryable(Exception):

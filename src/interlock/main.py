@@ -194,27 +194,57 @@ async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
     stop = _on_signals()
     async with opened(settings, url) as database, serving(settings, database) as address:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        mine = _announce(settings.data_dir / "url", address)
+        noted = settings.data_dir / "url"
+        await announce(noted, address)
         print(
             f"Interlock is at {address}, a console in the browser; its API reference at {address}/api/docs", flush=True
         )
         supervising = asyncio.create_task((await _supervisor(database, settings, url, wished, serve)).run(stop))
-        keeping = asyncio.create_task(_keep_database(settings))
+        keeping = [asyncio.create_task(_keep_database(settings)), asyncio.create_task(_keep_announced(noted, address))]
         await stop.wait()
-        keeping.cancel()
-        if mine:
-            (settings.data_dir / "url").unlink(missing_ok=True)
+        for task in keeping:
+            task.cancel()
+        withdraw(noted, address)
         await supervising
     return 0
 
 
-def _announce(file: Path, address: str) -> bool:
-    """Where commands on this machine find a server. The first stays there for as long as it answers."""
-    with contextlib.suppress(OSError, ValueError):
-        other = urlsplit(file.read_text())
-        socket.create_connection((other.hostname or "", other.port or 0), 2).close()
-        return False
+async def _keep_announced(file: Path, address: str) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        await announce(file, address)
+
+
+async def announce(file: Path, address: str) -> None:
+    """Where commands on this machine find a server. Whoever is there stays there for as long as it answers."""
+    if (noted := _read(file)) != address and not await _answers(noted):
+        _write(file, address)
+
+
+def withdraw(file: Path, address: str) -> None:
+    if _read(file) == address:
+        file.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _write(file: Path, address: str) -> None:
     file.write_text(address)
+
+
+async def _answers(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        async with asyncio.timeout(2):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except (OSError, ValueError):
+        return False
+    writer.close()
     return True
 
 

@@ -48,7 +48,7 @@ async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClien
         ({"workflow": "gate", "deadline_second": 5}, "body.deadline_second"),
         ({"workflow": "gate", "deadline_seconds": -1}, "body.deadline_seconds"),
         ({"workflow": "gate", "deadline_seconds": 10**12}, "body.deadline_seconds"),
-        ({"workflow": "gate", "input": {"v": reduce(lambda inner, _: [inner], range(100), 0)}}, "body.input"),
+        ({"workflow": "gate", "input": {"v": reduce(lambda inner, _: [inner], range(220), 0)}}, "body.input"),
         ({"workflow": "gate", "deadline_seconds": "soon"}, "body.deadline_seconds"),
         ({"workflow": "gate", "version": 0}, "body.version"),
         ({"workflow": "gate", "version": "new"}, "body.version"),
@@ -166,6 +166,18 @@ async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -
     await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
     found = problem(await http.get("/api/runs"), 500)
     assert (found["code"], "column" in found["detail"]) == ("INTERNAL_ERROR", False)
+
+
+async def test_after_a_surprise_the_connection_is_closed_and_that_is_said(rig: Rig, http: httpx2.AsyncClient) -> None:
+    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    assert (await http.get("/api/runs")).headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+async def test_json_that_is_not_called_so_is_told_how(http: httpx2.AsyncClient, kind: str | None) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    answer = await http.post("/api/runs", content=b'{"workflow": "gate"}', headers=headers)
+    assert "Content-Type: application/json" in problem(answer, 422)["detail"]
 
 
 class TestBodies:

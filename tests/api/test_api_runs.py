@@ -106,6 +106,18 @@ async def test_wait_on_a_start_answers_when_the_run_has_ended(
     assert (answer.status_code, answer.json()["status"], answer.json()["result"]) == (201, "succeeded", 5)
 
 
+async def test_wait_on_a_start_that_was_made_before_answers_at_once(
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_runs, "_POLL_SECONDS", 60.0)
+    body, key = {"workflow": "echo", "input": {"x": 5}}, {"Idempotency-Key": "k"}
+    async with rig.worker():
+        await http.post("/api/runs", params={"wait": 20}, json=body, headers=key)
+    async with asyncio.timeout(5):
+        answer = await http.post("/api/runs", params={"wait": 20}, json=body, headers=key)
+    assert (answer.json()["status"], answer.headers["Idempotency-Replayed"]) == ("succeeded", "true")
+
+
 async def test_wait_answers_when_a_person_is_needed_and_when_the_time_is_over(
     rig: Rig, http: httpx2.AsyncClient, hold: Hold, seen: list[Any]
 ) -> None:

@@ -73,3 +73,36 @@ async def test_a_worker_without_an_address_joins_the_embedded_server_and_keeps_i
     worker.ask_to_end()
     assert await worker.ended() == 0, worker.said()
     assert not is_alive(database)
+
+
+@pytest.mark.chaos
+async def test_up_starts_its_database_again_when_that_was_killed(embedded_yard: Yard) -> None:
+    yard = embedded_yard
+    server = yard.server(workers=1)
+    with Client(await yard.address(), KEY) as client:
+        client.apply_workflow(workflow("one", 1))
+        assert client.start("one", {"ms": 1}, wait=20).status == "succeeded"
+        killed = postmaster(yard.data_dir)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: postmaster(yard.data_dir) not in (None, killed), "another postmaster is there")
+        assert client.start("one", {"ms": 1}, wait=20).status == "succeeded"
+    server.ask_to_end()
+    assert await server.ended() == 0, server.said()
+
+
+@pytest.mark.chaos
+async def test_a_second_up_is_found_when_the_first_has_ended(embedded_yard: Yard) -> None:
+    yard = embedded_yard
+    first = yard.server()
+    address = await yard.address()
+    second = yard._start("up", "--workers", "0", "--port", "0")
+    await until(lambda: "Interlock is at" in second.said(), "the second listens")
+    assert await yard.address() == address, "the second took the place of the first"
+    first.ask_to_end()
+    assert await first.ended() == 0, first.said()
+    with Client(await yard.address(), KEY) as client:
+        assert client.workers().items == []
+    second.ask_to_end()
+    assert await second.ended() == 0, second.said()
+    assert not (yard.data_dir / "url").exists()

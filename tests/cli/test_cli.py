@@ -217,6 +217,15 @@ def test_list_is_a_table_for_people_and_the_page_for_programs(stub: Stub) -> Non
     assert json.loads(run("run", "list", "--json").stdout)["next_cursor"] == "abc"
 
 
+def test_a_run_took_as_long_as_its_starter_waited_and_not_since_a_worker_had_it(stub: Stub) -> None:
+    began, ended = (NOW + timedelta(seconds=40)).isoformat(), (NOW + timedelta(seconds=42)).isoformat()
+    ran = a_run(status="succeeded", started_at=began, completed_at=ended)
+    stub.on("GET /api/runs/run-1", ran)
+    stub.on("GET /api/runs", {"items": [ran], "next_cursor": None})
+    assert "42.0s" in run("run", "show", "run-1").stdout
+    assert run("run", "list").stdout.splitlines()[1].split()[-1] == "42.0s"
+
+
 def test_show_says_when_a_step_is_tried_again(stub: Stub) -> None:
     again = NOW + timedelta(seconds=30)
     steps = [

@@ -11,6 +11,7 @@ from tests.rig import Rig
 
 from interlock.console import site
 from interlock.engine import signins, tenants
+from interlock.wire.grammar import DEEPEST
 
 ROUTES = [route for module in site.PAGES for route in module.router.routes if isinstance(route, APIRoute)]
 FORMS = sorted({route.path for route in ROUTES if "POST" in route.methods} - {"/signin"})
@@ -68,7 +69,9 @@ async def test_what_is_not_there_is_told_to_people_as_a_page_and_to_programs_as_
     assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("path", ["/runs?status=lost", "/runs?since=1y", "/runs?cursor=!", "/jobs?status=lost"])
+@pytest.mark.parametrize(
+    "path", ["/runs?status=lost", "/runs?since=1y", "/runs?cursor=!", "/jobs?status=lost", "/runs?workflow=%00"]
+)
 async def test_a_wrong_filter_says_what_would_be_right(path: str, admin: Browser) -> None:
     answer = await admin.client.get(path)
     assert answer.status_code == 422 and "text/html" in answer.headers["content-type"]
@@ -87,3 +90,33 @@ async def test_another_site_signs_nobody_in(rig: Rig, admin: Browser) -> None:
     headers: dict[str, Any] = {"Sec-Fetch-Site": "cross-site"}
     answer = await admin.client.post("/signin", data={"key": rig.admin_key}, headers=headers)
     assert "set-cookie" not in answer.headers
+
+
+async def test_a_value_as_deep_as_may_be_is_written_shown_and_proven(rig: Rig, admin: Browser) -> None:
+    deep: Any = 1
+    for _ in range(DEEPEST - 2):
+        deep = [deep]
+
+    @rig.tool("shop.store", writes=True)
+    async def store(value: Any) -> Any:
+        return {"stored": value}
+
+    await rig.apply("""
+name: deep
+steps:
+  - {id: ask, approval: {tier: low, summary: "Store ${input.v}?"}}
+  - {id: store, tool: shop.store, input: {value: "${input.v}"}}
+  - {id: again, tool: shop.store, input: {value: "${steps.store.output.stored}"}}
+""")
+    run_id = await rig.start("deep", {"v": deep})
+    await admin.get("/inbox")
+    async with rig.worker():
+        while (run := await rig.until(run_id, "waiting_approval"))["status"] == "waiting_approval":
+            (waiting,) = (await rig.http().get("/api/approvals", params={"status": "requested"})).json()["items"]
+            await admin.get(f"/approvals/{waiting['id']}")
+            answer = await rig.http().post(f"/api/approvals/{waiting['id']}/approve", json={})
+            assert answer.status_code == 200, answer.text
+    assert (run["status"], run["result"]) == ("succeeded", {"stored": deep}), run["error"]
+    for page in (f"/runs/{run_id}", "/runs", "/audit", "/tools/shop.store"):
+        await admin.get(page)
+    assert (await rig.http().get(f"/api/runs/{run_id}/events")).status_code == 200

@@ -123,7 +123,7 @@ def test_too_deep_is_said_and_not_a_crash() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(Invalid, match="nested deeper than 200"):
+    with pytest.raises(Invalid, match="nested deeper than 240"):
         canonical(nested)
 
 

@@ -101,6 +101,7 @@ async def kill(rig: Rig, task: "asyncio.Task[None]") -> None:
     busy = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
     while len(await rig.sql(busy)) > 1:
         pass
+    await rig.sql("DELETE FROM seat")  # and so would the seat that it has kept open
 
 
 async def notice(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -117,7 +118,27 @@ def _revived(base: Path) -> bool:
     return False
 
 
+@pytest.fixture
+def as_first_process() -> Iterator[None]:
+    """As in a container: orphans become children, and wait to be reaped."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux lets a process adopt orphans")
+    libc, adopt_orphans = ctypes.CDLL(None), 36
+    libc.prctl(adopt_orphans, 1)
+    yield
+    libc.prctl(adopt_orphans, 0)
+
+
+@pytest.mark.usefixtures("as_first_process")
+async def test_a_killed_server_that_nobody_reaped_is_started_again(base: Path) -> None:
+    await _killed_and_revived(base)
+
+
 async def test_a_server_that_was_killed_is_started_again(base: Path) -> None:
+    await _killed_and_revived(base)
+
+
+async def _killed_and_revived(base: Path) -> None:
     joined = await asyncio.to_thread(embedded.start, base)
     try:
         assert not await asyncio.to_thread(embedded.revive, base)

@@ -1,10 +1,11 @@
 """The database as the engine sees it: calls survive a broken connection, and say so when patience ends."""
 
 import asyncio
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from interlock.errors import Conflict, Unavailable
+from interlock.errors import Conflict, Invalid, Unavailable
 from interlock.settings import Settings
 from interlock.store import embedded, notify
 from interlock.store.notify import Listener
@@ -195,6 +196,23 @@ async def test_a_connection_that_cannot_be_cleaned_is_left_and_the_cancellation_
             await cancelled()
     monkeypatch.undo()
     assert connection.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda _: "foo", "scheme is expected"),
+        (lambda url: url + "&sslmode=bogus", "`sslmode` parameter must be one of"),
+        (lambda url: re.sub("@/[^?]+", "@/nowhere", url), 'database "nowhere" does not exist'),
+        (lambda url: url.replace("postgres@", "nobody@"), 'role "nobody" does not exist'),
+    ],
+    ids=["no address", "no such mode", "no such database", "no such role"],
+)
+async def test_an_address_that_cannot_be_right_is_said_at_once(
+    database: Database, wrong: Callable[[str], str], said: str
+) -> None:
+    with pytest.raises(Invalid, match=said):
+        await Database(wrong(database.url), database.settings).open(patience=60)
 
 
 async def test_a_wrong_number_of_arguments_is_said_at_once(database: Database) -> None:

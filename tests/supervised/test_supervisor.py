@@ -205,7 +205,10 @@ async def test_a_worker_that_was_asked_for_gets_a_process_and_obeys(rig: Rig) ->
         assert await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL") == []
 
 
-async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(rig: Rig, base: Path) -> None:
+async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
+    rig: Rig, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_DELAY", 0.2)
     (base / "sleepy.py").write_text(SLEEPY + POISON)
     await rig.apply(WORKFLOW)
     await rig.apply("{name: poison, steps: [{id: a, tool: t.poison}]}")

@@ -533,7 +533,7 @@ def nested(depth: int) -> Any:
         ("\ud800", "the output is not JSON"),
         (b"\xff", "the output is not JSON"),
         (nested(5000), "the output is not JSON"),
-        (nested(150), "nested deeper than 100 levels"),
+        (nested(221), "nested deeper than 220 levels"),
         ("x" * 1001, r"the output has 1,003 bytes; at most 1,000 are kept \(INTERLOCK_MAX_OUTPUT_BYTES\)"),
         ("a\x00b", "contains a NUL character"),
         ({"\x00": 1}, "contains a NUL character"),
@@ -570,9 +570,9 @@ async def test_an_output_that_cannot_be_stored_fails_the_step_for_good(bench: Be
 async def test_the_database_takes_what_the_executor_lets_through(rig: Rig) -> None:
     @rig.tool("t.do")
     def do() -> list[Any]:
-        return ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, float("nan"), 2**63, -0.0, 1e308, nested(90)]
+        return ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, float("nan"), 2**63, -0.0, 1e308, nested(219)]
 
     await rig.apply("{name: w, steps: [{id: a, tool: t.do}]}")
     run = await rig.work_until(await rig.start("w"))
     assert run["status"] == "succeeded"
-    assert run["result"] == ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, None, 2**63, 0, 1e308, nested(90)]
+    assert run["result"] == ["\\u0000", "ü\U0001f600", {"": "\x1f\x7f"}, None, 2**63, 0, 1e308, nested(219)]

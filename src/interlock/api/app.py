@@ -1,6 +1,8 @@
 """The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
@@ -51,12 +53,8 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
     app.add_middleware(Traced)
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    for unstorable in UNSTORABLE:
-        app.add_exception_handler(unstorable, _on_unstorable)
-    app.add_exception_handler(Exception, _on_surprise)
+    for kind in PROBLEMS:
+        app.add_exception_handler(kind, _on_error)
     app.add_api_route("/healthz", healthz, include_in_schema=False)
     app.add_api_route("/readyz", readyz, include_in_schema=False)
     app.add_api_route("/metrics", show_metrics, include_in_schema=False)
@@ -105,26 +103,28 @@ async def show_metrics(request: Request) -> Response:
 
 
 def problem_response(problem: Problem) -> Response:
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(problem.status)
-    if "retry_after" in problem.fields:
-        headers = {"Retry-After": str(problem.fields["retry_after"])}
     body = orjson.dumps(problem_body(problem), default=str)
-    return Response(body, problem.status, headers=headers, media_type="application/problem+json")
+    return Response(body, problem.status, headers=problem.headers, media_type="application/problem+json")
 
 
-async def _on_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return problem_response(error)
+async def _on_error(request: Request, error: Exception) -> Response:
+    return problem_response(problem_of(request, error))
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def problem_of(request: Request, error: Exception) -> Problem:
+    """What is answered to an error that left its endpoint."""
+    return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)(request, error)
+
+
+def _of_invalid(request: Request, error: RequestValidationError) -> Problem:
     faults = [
         {"path": _readable(".".join(str(part) for part in fault["loc"])), "message": fault["msg"]}
         for fault in error.errors()
     ]
+    if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
+        return Invalid("the body was not read as JSON: send it with Content-Type: application/json", errors=faults)
     detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
-    return problem_response(Invalid(detail, errors=faults))
+    return Invalid(detail, errors=faults)
 
 
 def _readable(path: str) -> str:
@@ -132,28 +132,39 @@ def _readable(path: str) -> str:
     return path.encode(errors="replace").decode()
 
 
-async def _on_unstorable(_: Request, error: Exception) -> Response:
-    return problem_response(Invalid(f"a value in the request cannot be stored: {error}"))
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _of_http(request: Request, error: HTTPException) -> Problem:
     if error.status_code == 404:
-        return problem_response(NotFound(f"there is nothing at {request.url.path}"))
+        return NotFound(f"there is nothing at {request.url.path}")
     if error.status_code == 413:
-        return problem_response(TooLarge(error.detail))
-    problem = Problem(str(error.detail), code=f"HTTP_{error.status_code}")
-    body = problem_body(problem) | {"status": error.status_code, "title": str(error.detail)}
-    return Response(
-        orjson.dumps(body), error.status_code, headers=dict(error.headers or {}), media_type="application/problem+json"
-    )
+        return TooLarge(error.detail)
+    problem = Problem(error.detail, code=f"HTTP_{error.status_code}")
+    problem.status, problem.title, problem.headers = error.status_code, error.detail, error.headers or {}
+    return problem
 
 
-async def _on_surprise(request: Request, error: Exception) -> Response:
-    if isinstance(error, TRANSIENT):
-        return problem_response(Unavailable("the database did not answer; try again"))
+def _of_unstorable(_: Request, error: Exception) -> Problem:
+    return Invalid(f"a value in the request cannot be stored: {error}")
+
+
+def _of_transient(_: Request, __: Exception) -> Problem:
+    return Unavailable("the database did not answer; try again")
+
+
+def _of_surprise(request: Request, error: Exception) -> Problem:
     log.error("request_failed", path=request.url.path, exc_info=error)
-    return problem_response(Problem("this is a bug; the server's log has the details"))
+    problem = Problem("this is a bug; the server's log has the details")
+    problem.headers = {"Connection": "close"}  # which the server does after an exception
+    return problem
+
+
+PROBLEMS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
+    Problem: lambda _, error: error,
+    RequestValidationError: _of_invalid,
+    HTTPException: _of_http,
+    **dict.fromkeys(UNSTORABLE, _of_unstorable),
+    **dict.fromkeys(TRANSIENT, _of_transient),
+    Exception: _of_surprise,
+}
 
 
 # ---------------------------------------------------------------- traces

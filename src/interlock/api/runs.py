@@ -46,6 +46,9 @@ from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
+# How long a waiting request trusts that it is told; a notification can be lost with its connection.
+_POLL_SECONDS = 1.0
+
 Wait = Annotated[float | None, Query(ge=0, le=60, description="Answer when the run ended or waits for a person.")]
 OverCap = Annotated[
     Literal["wait", "refuse"],
@@ -255,7 +258,7 @@ async def until_settled(
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            await either(news, min(left, 1.0))
+            await either(news, min(left, _POLL_SECONDS))
         news.clear()
         over = left <= 0 or found.follower.closing.is_set()
         row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)

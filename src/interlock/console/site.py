@@ -1,15 +1,13 @@
 """The site: which pages there are, and what they look like when something is wrong."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from interlock.api.app import PROBLEMS, problem_of, problem_response
 from interlock.console import (
     approvals,
     audit,
@@ -26,8 +24,6 @@ from interlock.console import (
     workflows,
 )
 from interlock.console.page import SignedOut, flash, menu, plain
-from interlock.errors import NotFound, Problem, TooLarge, Unavailable
-from interlock.store.pool import TRANSIENT
 
 _STATIC = Path(__file__).parent / "static"
 _FOR_PROGRAMS = ("/api/", "/metrics", "/healthz", "/readyz")
@@ -49,45 +45,24 @@ def mount(app: FastAPI) -> None:
 
 def _speak_html(app: FastAPI) -> None:
     """The API answers programs; a person gets a page, or goes back to the one where they pressed the button."""
-    to_programs = dict(app.exception_handlers)
 
-    def handler(kind: type[Exception], problem_of: Callable[[Request, Any], Problem]) -> None:
-        async def says(request: Request, error: Exception) -> Response:
-            answer: Response
-            if request.url.path.startswith(_FOR_PROGRAMS):
-                answer = await to_programs[kind](request, error)
-                return answer
-            problem = problem_of(request, error)
-            if problem.status >= 500:
-                await to_programs[kind](request, error)  # which logs it
-            back = signin.way_back(request) if request.method == "POST" else None
-            if back is not None:
-                return flash(RedirectResponse(back, 303), problem.detail or problem.title, bad=True)
-            return await plain(request, "problem.html", status=problem.status, problem=problem)
+    async def says(request: Request, error: Exception) -> Response:
+        problem = problem_of(request, error)
+        if request.url.path.startswith(_FOR_PROGRAMS):
+            return problem_response(problem)
+        back = signin.way_back(request) if request.method == "POST" else None
+        if back is not None:
+            return flash(RedirectResponse(back, 303), problem.detail or problem.title, bad=True)
+        return await plain(request, "problem.html", status=problem.status, problem=problem)
 
+    for kind in PROBLEMS:
         app.add_exception_handler(kind, says)
-
-    handler(Problem, lambda _, error: error)
-    handler(HTTPException, _of_http)
-    handler(Exception, _of_surprise)
 
     async def signed_out(request: Request, _: Exception) -> Response:
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return signin.ask(wanted if request.method == "GET" else None)
 
     app.add_exception_handler(SignedOut, signed_out)
-
-
-def _of_http(request: Request, error: HTTPException) -> Problem:
-    if error.status_code == 413:
-        return TooLarge(error.detail)
-    return NotFound(f"there is no page at {request.url.path}")
-
-
-def _of_surprise(_: Request, error: Exception) -> Problem:
-    if isinstance(error, TRANSIENT):
-        return Unavailable("the database did not answer; try again")
-    return Problem("this is a bug; the server's log has the details")
 
 
 async def home() -> Response:

@@ -2,20 +2,19 @@
 
 import re
 
+from interlock.wire.grammar import LONGEST_SECONDS
+
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _WRITTEN = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?")
 _SECONDS = (86400.0, 3600.0, 60.0, 1.0, 0.001)
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
-# Far beyond any use, and small enough that now + duration is still a date everywhere.
-LONGEST = 3650 * 86400.0
-
 
 def parse_duration(value: str | int | float) -> float:
     """Seconds; a bare number is already in seconds."""
     seconds = _from_text(value) if isinstance(value, str) else _from_number(value)
-    if seconds > LONGEST:
-        raise ValueError(f"{value!r} is longer than the longest duration, {format_duration(LONGEST)}")
+    if seconds > LONGEST_SECONDS:
+        raise ValueError(f"{value!r} is longer than the longest duration, {format_duration(LONGEST_SECONDS)}")
     return seconds
 
 
@@ -31,7 +30,7 @@ def _from_number(number: int | float) -> float:
         raise ValueError(f"{number!r} is not a duration; write 30s, 5m, 4h, 7d or 1h30m")
     if not number >= 0:  # so that NaN is refused too
         raise ValueError(f"{number!r} is not a duration; it must be zero or more seconds, or 30s, 5m, 4h, 7d, 1h30m")
-    return float(min(number, 2 * LONGEST))
+    return float(min(number, 2 * LONGEST_SECONDS))
 
 
 def format_duration(seconds: float) -> str:

@@ -24,9 +24,11 @@ import orjson
 import rfc8785
 
 from interlock.errors import Invalid
+from interlock.wire import grammar
 
 LARGEST_INT = 2**53 - 1
-DEEPEST = 200
+# An action holds its arguments, and they may be as deep as a run's input.
+DEEPEST = 20 + grammar.DEEPEST
 
 # From here on a float is written with an exponent, and read back as a float.
 _EXPONENT_FROM = 1e21

@@ -102,7 +102,10 @@ def revive(data_dir: Path) -> bool:
     """Start the server again if it died under those who use it. True if it had."""
     base = data_dir.absolute()
     with contextlib.suppress(OSError, ValueError):
-        os.kill(int((base / "postgres" / "postmaster.pid").read_text().split()[0]), 0)
+        pid = int((base / "postgres" / "postmaster.pid").read_text().split()[0])
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # the first process of a container is left with the orphans
+        os.kill(pid, 0)
         return False
     with _locked(base / "postgres.lock"):
         _ensure_running(base / "postgres")

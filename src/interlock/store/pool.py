@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from interlock.errors import Unavailable
+from interlock.errors import Invalid, Unavailable
 from interlock.settings import Settings
 from interlock.store.queries import SQL
 from interlock.telemetry import log
@@ -31,7 +31,7 @@ class Raced(Exception):
 
 
 # The server went away, is starting or shutting down, chose us as the victim of a deadlock, or made us wait too long.
-TRANSIENT: tuple[type[BaseException], ...] = (
+TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
     asyncpg.CannotConnectNowError,
@@ -53,6 +53,13 @@ TRANSIENT: tuple[type[BaseException], ...] = (
 
 # Whoever ends by one of these may leave a connection in the middle of something.
 _HALF_WAY: tuple[type[BaseException], ...] = (asyncio.CancelledError, *TRANSIENT)
+
+# No address, or one where we are not known: waiting would not help.
+_WRONG_ADDRESS: tuple[type[Exception], ...] = (
+    asyncpg.exceptions.ClientConfigurationError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
 
 # A value that no column can hold, found out by the server or already by the driver (whose error is an InterfaceError).
 UNSTORABLE: tuple[type[Exception], ...] = (asyncpg.DataError, asyncpg.exceptions._base.DataError)
@@ -212,8 +219,11 @@ class Database:
 
     async def _make_pool(self) -> Pool:
         pool = Pool(connection_options(self), self._size)
-        async with pool.acquire():
-            return pool
+        try:
+            async with pool.acquire():
+                return pool
+        except _WRONG_ADDRESS as error:
+            raise Invalid(f"INTERLOCK_DATABASE_URL: {error}") from None
 
     async def close(self) -> None:
         if self._pool is not None:

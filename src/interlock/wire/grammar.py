@@ -1,7 +1,6 @@
 """What every message is made of: views and bodies, ids and names, pages and problems."""
 
 import json
-from collections.abc import Iterable
 from typing import Annotated, Generic, TypeVar
 from uuid import UUID
 
@@ -16,9 +15,12 @@ def _as_text(value: object) -> object:
 
 
 # Whoever shows a value puts it into others, and no writer of JSON goes deeper than 254.
-DEEPEST = 100
-# Ten years, as for every duration in a definition; later than the year 9999 nobody could read it.
-Seconds = Annotated[float, Field(gt=0, le=3650 * 86400)]
+DEEPEST = 220
+_DEEPEST_WRITTEN = 254
+
+# Far beyond any use, and small enough that now + duration is still a date everywhere.
+LONGEST_SECONDS = 3650 * 86400.0
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
 
 
 def encodable(value: T) -> T:
@@ -40,18 +42,13 @@ def is_too_deep(encoded: bytes) -> bool:
     if encoded.count(b"[") + encoded.count(b"{") <= DEEPEST:
         return False
     try:
-        level: list[object] = [orjson.loads(encoded)]
-    except orjson.JSONDecodeError:
-        return True  # not even for the reader, who goes to 1024
-    for _ in range(DEEPEST):
-        level = [inner for value in level for inner in _inside(value)]
-        if not level:
-            return False
-    return any(isinstance(value, (list, dict)) for value in level)
-
-
-def _inside(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        value = orjson.loads(encoded)
+        for _ in range(_DEEPEST_WRITTEN - DEEPEST):
+            value = [value]
+        orjson.dumps(value)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return True
+    return False
 
 
 # A string to whoever reads it, because nobody computes with an id; the server may hand in the UUID it has.

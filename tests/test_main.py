@@ -1,0 +1,44 @@
+"""Where commands on this machine find their server: in one file, which belongs to one server at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from interlock.main import announce, withdraw
+
+MINE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[str]:
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_server_that_answers_keeps_its_address_announced(tmp_path: Path, other: str) -> None:
+    file = tmp_path / "url"
+    await announce(file, other)
+    await announce(file, MINE)
+    assert file.read_text() == other
+    withdraw(file, MINE)
+    assert file.read_text() == other
+
+
+async def test_who_ends_leaves_the_place_to_the_next(tmp_path: Path, other: str) -> None:
+    file = tmp_path / "url"
+    await announce(file, other)
+    withdraw(file, other)
+    assert not file.exists()
+    withdraw(file, other)
+    await announce(file, MINE)
+    assert file.read_text() == MINE
+
+
+@pytest.mark.parametrize("left", ["", "nonsense", "http://127.0.0.1:1", "http://127.0.0.1:99999", "\x00"])
+async def test_what_a_dead_server_left_is_written_over(tmp_path: Path, left: str) -> None:
+    (tmp_path / "url").write_text(left)
+    await announce(tmp_path / "url", MINE)
+    assert (tmp_path / "url").read_text() == MINE
