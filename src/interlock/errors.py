@@ -32,6 +32,8 @@ class Problem(Exception):
         self.detail = detail
         self.code = code or type(self).code
         self.fields: Mapping[str, Any] = fields
+        if "retry_after" in fields:
+            self.headers = {"Retry-After": str(fields["retry_after"])}
 
 
 class Invalid(Problem):
@@ -100,10 +102,6 @@ class TooLarge(Problem):
 
 class RateLimited(Problem):
     status, title, code = 429, "Too many runs in this minute", "RATE_LIMITED"
-
-    def __init__(self, detail: str, *, retry_after: int) -> None:
-        super().__init__(detail, retry_after=retry_after)
-        self.headers = {"Retry-After": str(retry_after)}
 
 
 class Unavailable(Problem):

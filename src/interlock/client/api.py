@@ -518,7 +518,7 @@ class Api:
     def delete_schedule(self, name: str) -> Call[Schedule]:
         return delete(at("/api/schedules/{}", name), Schedule)
 
-    # ------------------------------------------------------------ tenants, keys, workers
+    # ------------------------------------------------------------ tenants and usage
 
     @endpoint
     def create_tenant(
