@@ -5,6 +5,9 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from interlock.api import runs
 from interlock.wire import Act
 from tests.agents.conftest import Talk
 
@@ -16,10 +19,13 @@ async def test_a_read_is_answered_with_its_result(talk: Talk) -> None:
     assert act["result"] == {"charge": "ch_1", "name": "Ada"}
 
 
-async def test_a_write_is_pending_until_people_say_yes_and_is_then_done_once(talk: Talk) -> None:
+async def test_a_write_is_pending_until_people_say_yes_and_is_then_done_once(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_POLL_SECONDS", 60.0)  # nobody waits for more than the news
     agent = Talk(talk.rig, talk.rig.http(await talk.rig.key("bot", "agent")))
     body = {"tool": "shop.refund", "args": {"charge": "ch_1", "amount": 5}, "request_id": "call-1"}
-    async with talk.rig.worker():
+    async with talk.rig.worker(), asyncio.timeout(15):
         status, act = await agent.post("/api/acts", body)
         assert (status, act["status"]) == (201, "pending_approval")
         again = (await agent.post("/api/acts", body))[1]

@@ -468,13 +468,13 @@ async def test_a_start_waits_for_as_long_as_it_was_told(
     http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     waited: list[float] = []
-    real = api_runs.until_settled
+    real = api_runs._until_settled
 
     async def noted(found: Any, who: Any, run_id: UUID, wait: float, news: asyncio.Event) -> Any:
         waited.append(wait)
         return await real(found, who, run_id, 0, news)
 
-    monkeypatch.setattr(api_runs, "until_settled", noted)
+    monkeypatch.setattr(api_runs, "_until_settled", noted)
     for wait in ("0", "1", "10", "59", "60", "2.5", "007"):
         answer = await http.post(f"/api/runs?wait={wait}", content=START_ECHO, headers={"Content-Type": kind})
         assert answer.status_code == 201
@@ -483,11 +483,12 @@ async def test_a_start_waits_for_as_long_as_it_was_told(
 
 @pytest.mark.parametrize("kind", [SHORT, ORDINARY])
 async def test_a_start_that_is_repeated_waits_for_the_run_that_there_is(
-    rig: Rig, http: httpx2.AsyncClient, seen: list[Any], kind: str
+    rig: Rig, http: httpx2.AsyncClient, seen: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_runs, "_POLL_SECONDS", 60.0)
     headers = {"Content-Type": kind, "Idempotency-Key": "k1"}
     first = await http.post("/api/runs", content=START_ECHO, headers=headers)
-    async with rig.worker():
+    async with rig.worker(), asyncio.timeout(10):
         second = await http.post("/api/runs?wait=20", content=START_ECHO, headers=headers)
     assert (second.status_code, second.json()["id"]) == (201, first.json()["id"])
     assert (second.json()["status"], second.json()["result"], seen) == ("succeeded", 1, [1])

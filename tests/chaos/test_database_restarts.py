@@ -202,6 +202,7 @@ async def test_restart_after_restart_loses_nothing(own: Rig, outages: Outages, b
         yard.close()
 
 
+@pytest.mark.chaos
 async def test_a_table_that_is_locked_for_long_ends_no_worker(rig: Rig, yard: Yard) -> None:
     """Somebody's psql, a migration: the server is there, and says no for a while."""
     tables = ("lane", "worker", "ready", "run", "entry", "inbox", "workflow")

@@ -265,6 +265,7 @@ async def test_workers_that_are_stopped_again_and_again_change_nothing(rig: Rig,
 # ---------------------------------------------------------------- drained
 
 
+@pytest.mark.chaos
 async def test_a_drained_worker_leaves_nothing_to_reclaim(rig: Rig, yard: Yard) -> None:
     await rig.apply(workflow("five", 5))
     leaving, staying = yard.worker(concurrency=20), yard.worker(concurrency=20)
@@ -301,6 +302,7 @@ async def test_a_draining_worker_gives_back_what_it_cannot_finish(rig: Rig, yard
     await assert_lanes_are_free(rig)
 
 
+@pytest.mark.chaos
 async def test_a_worker_that_was_declared_lost_can_still_be_asked_to_end(rig: Rig, yard: Yard) -> None:
     worker = yard.worker()
     me = await worker_of(rig, worker)

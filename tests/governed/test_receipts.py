@@ -19,6 +19,7 @@ from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
 from interlock.telemetry import metrics
 from interlock.tools import Context, DidNotHappen, Happened
+from interlock.worker import settle
 from interlock.worker.loop import Worker
 
 PAY = """
@@ -29,6 +30,11 @@ steps:
     input: {amount: "${input.amount}", to: "${input.to}"}
     retry: {max_attempts: 3, base_delay: 0s}
 """
+
+
+@pytest.fixture(autouse=True)
+def _looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "_LOOK_SECONDS", 0.05)
 
 
 def bank(shop: Shop, body: Callable[[int], Awaitable[Any]] | None = None, **options: Any) -> None:
@@ -122,12 +128,13 @@ async def test_two_runs_that_want_the_same_effect_at_the_same_moment_have_it_don
 
 async def _until_all_ended(rig: Rig, runs: list[UUID]) -> list[dict[str, Any]]:
     """The losers try again after a second; time is moved for them."""
-    while True:
-        ended = [await rig.until(run_id, "running") for run_id in runs]
-        if all(run["completed_at"] for run in ended):
-            return ended
-        await rig.database.pool.execute("UPDATE run SET wake_at = now() WHERE wake_at IS NOT NULL")
-        await rig.sweep()
+    async with asyncio.timeout(20):
+        while True:
+            found = [await rig.run(run_id) for run_id in runs]
+            if all(run["completed_at"] for run in found):
+                return found
+            await rig.database.pool.execute("UPDATE run SET wake_at = now() WHERE wake_at IS NOT NULL")
+            await rig.sweep()
 
 
 async def test_an_intent_that_another_worker_declares_at_this_moment_is_waited_for(

@@ -209,6 +209,9 @@ async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
     rig: Rig, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LONGEST_DELAY", 0.2)
+    monkeypatch.setattr(module, "MOST_CRASHES", 2)
+    monkeypatch.setenv("INTERLOCK_MAX_RECLAIMS", "2")
+    rig.settings = rig.settings.model_copy(update={"max_reclaims": 2})
     (base / "sleepy.py").write_text(SLEEPY + POISON)
     await rig.apply(WORKFLOW)
     await rig.apply("{name: poison, steps: [{id: a, tool: t.poison}]}")

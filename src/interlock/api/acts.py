@@ -1,6 +1,5 @@
 """/api/acts"""
 
-import asyncio
 import re
 from typing import Annotated, Any
 from uuid import UUID
@@ -9,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.runs import until_settled
+from interlock.api.runs import watched_until_settled
 from interlock.api.services import Json, Services, Svc, Who, change
 from interlock.api.views import dump
 from interlock.engine import acts, approvals, runs
@@ -40,14 +39,11 @@ async def act(body: NewAct, request: Request, found: Svc, who: Who, wait: Wait =
         await acts.start(tx, found.database, who, run_id, body.tool, body.args, plan)
         return Answer(201, dump({"id": run_id}), run_id)
 
-    with found.follower.watching(run_id) as news:
-        response = await change(found, who, request, work)
-        if response.status_code != 201:
-            return response
-        # The key may have answered with an act that was begun before; then the poll has to do.
-        begun = UUID(orjson.loads(bytes(response.body))["id"])
-        await found.database.fetch("watch_run", found.database.clock(), begun, wait + 5)
-        return Json(await _act(found, who, begun, wait, news), 201)
+    response = await change(found, who, request, work)
+    if response.status_code != 201:
+        return response
+    begun = UUID(orjson.loads(bytes(response.body))["id"])  # another, if the key answered with it
+    return Json(await _act(found, who, begun, wait), 201)
 
 
 @router.get("/{act_id}", response_model=Act)
@@ -57,13 +53,11 @@ async def show(act_id: UUID, found: Svc, who: Who, wait: Wait = 0.0) -> Response
     row = await runs.get(found.database, who, act_id)
     if orjson.loads(row["trigger"])["source"] != "act":
         raise NotFound(f"no act {act_id}; it is a run of {row['workflow']}", code="ACT_NOT_FOUND")
-    with found.follower.watching(act_id) as news:
-        await found.database.fetch("watch_run", found.database.clock(), act_id, wait + 5)
-        return Json(await _act(found, who, act_id, wait, news))
+    return Json(await _act(found, who, act_id, wait))
 
 
-async def _act(found: Services, who: Principal, act_id: UUID, wait: float, news: asyncio.Event) -> dict[str, Any]:
-    row, _ = await until_settled(found, who, act_id, wait, news)
+async def _act(found: Services, who: Principal, act_id: UUID, wait: float) -> dict[str, Any]:
+    row, _ = await watched_until_settled(found, who, act_id, wait)
     status = RunState(row["status"])
     asked = await approvals.listed(found.database, who, status=ApprovalState.REQUESTED, run_id=row["id"])
     is_held = status == RunState.WAITING_APPROVAL and bool(asked)

@@ -94,12 +94,11 @@ async def _started(
             response = await _start(found, who, request, new, over_cap)
         if not wait or response.status_code != 201:
             return response
-        # The key may have answered with a run that was started before, and it may have ended since.
-        before = "idempotency-replayed" in response.headers
-        if before:
-            news.set()
-        run_id = UUID(orjson.loads(bytes(response.body))["id"]) if before else new.id
-        return _run(*await until_settled(found, who, run_id, wait, news), 201, response.headers)
+        if "idempotency-replayed" not in response.headers:
+            return _run(*await _until_settled(found, who, new.id, wait, news), 201)
+    # The key answered with a run that was started before.
+    run_id = UUID(orjson.loads(bytes(response.body))["id"])
+    return _run(*await watched_until_settled(found, who, run_id, wait), 201, response.headers)
 
 
 async def _prepare(
@@ -155,9 +154,7 @@ async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Respons
     who.require(Permission.READ)
     row, journal = await runs.get_to_show(found.database, found.plans, who, run_id)
     if wait and not _is_settled(row):
-        await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
-        with found.follower.watching(run_id) as news:
-            row, journal = await until_settled(found, who, run_id, wait, news)
+        row, journal = await watched_until_settled(found, who, run_id, wait)
     return _run(row, journal)
 
 
@@ -251,7 +248,16 @@ async def _has_ended(found: Services, row: Row, after: int) -> bool:
     return now is None or (now["completed_at"] is not None and after >= now["seq"])
 
 
-async def until_settled(
+async def watched_until_settled(
+    found: Services, who: Principal, run_id: UUID, wait: float
+) -> tuple[Row, Journal | None]:
+    with found.follower.watching(run_id) as news:
+        await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
+        news.set()  # it may have ended before anybody was told to tell
+        return await _until_settled(found, who, run_id, wait, news)
+
+
+async def _until_settled(
     found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event
 ) -> tuple[Row, Journal | None]:
     deadline = asyncio.get_running_loop().time() + wait

@@ -46,7 +46,9 @@ class Scratch:
         async with self._preparing:
             if not self._is_ready:
                 # What tests assert does not depend on a power cut.
-                await self._administer("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+                await self._administer(
+                    "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET full_page_writes = off", "SELECT pg_reload_conf()"
+                )
                 await self._administer(f"CREATE DATABASE {TEMPLATE}")
                 database = await Database(self.url_of(TEMPLATE), Settings(), size=1).open()
                 await migrate(database)

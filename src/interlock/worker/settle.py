@@ -17,6 +17,9 @@ from interlock.worker.receipts import seal
 from interlock.worker.telling import Teller
 from interlock.worker.trial import end_trial
 
+# Until one looks again what became of the same effect in other hands.
+_LOOK_SECONDS = 1.0
+
 
 class Settler:
     __slots__ = ("_run", "_teller", "has_begun")
@@ -99,7 +102,7 @@ class Settler:
         else:
             where = f"run {prior.run_id}, step {prior.step}" if prior.run_id else "another run"
             message = f"the same effect is {prior.status} in {where}"
-            self.settle_failure(fold, Failed({"type": "EffectUnderWay", "message": message}, True, 1.0, None))
+            self.settle_failure(fold, Failed({"type": "EffectUnderWay", "message": message}, True, _LOOK_SECONDS, None))
 
 
 def _costs(context: Context | None) -> dict[str, object]:
