@@ -300,6 +300,16 @@ async def test_interrupting_while_people_are_asked(talk: Talk) -> None:
     assert (await talk.get(f"/api/approvals/{question['id']}"))["status"] == "canceled"
 
 
+async def test_an_interrupt_that_is_said_twice_has_one_answer(talk: Talk) -> None:
+    sent = await talk.told("refund ch_1 40")
+    await talk.held(sent["run_id"])
+    path = f"/api/sessions/{sent['session_id']}/interrupt"
+    first, second = [await talk.post(path, {"request_id": "i1"}) for _ in range(2)]
+    assert (first[0], first[1]["status"]) == (200, "canceled")
+    assert second == first
+    assert (await talk.post(path, {"request_id": "i2"}))[0] == 409
+
+
 # ---------------------------------------------------------------- limits, and other people's sessions
 
 

@@ -120,3 +120,23 @@ steps:
     for page in (f"/runs/{run_id}", "/runs", "/audit", "/tools/shop.store"):
         await admin.get(page)
     assert (await rig.http().get(f"/api/runs/{run_id}/events")).status_code == 200
+
+
+async def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(rig: Rig, admin: Browser) -> None:
+    admin.client.cookies.clear()
+    answer = await admin.client.get("/api/docs")
+    assert answer.status_code == 200 and "content-security-policy" in answer.headers
+    described = (await rig.http().get("/api/openapi.json")).json()
+    for path, methods in described["paths"].items():
+        for method in methods:
+            assert f'<b class="verb">{method.upper()}</b> <code>{path}</code>' in answer.text
+    assert "deadline_seconds" in answer.text and "https://" not in answer.text
+
+
+@pytest.mark.parametrize(("origin", "is_secure"), [("https://console.example", True), ("http://test", False)])
+async def test_the_cookie_of_a_page_over_tls_is_sent_over_nothing_else(
+    rig: Rig, admin: Browser, origin: str, is_secure: bool
+) -> None:
+    # A proxy on another machine took the TLS off: the server itself is asked over HTTP.
+    answer = await admin.client.post("/signin", data={"key": rig.admin_key}, headers={"Origin": origin})
+    assert ("secure" in answer.headers["set-cookie"].lower()) == is_secure

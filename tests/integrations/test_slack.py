@@ -560,9 +560,12 @@ async def test_only_the_operator_chooses_where_the_bot_speaks(rig: Rig, slack: S
     await rig.start("a", {}, other)
     await dispatcher.deliver_due()
     assert [r.json["channel"] for r in slack.at(POST)] == ["#other"]
-    assert (await rig.http().delete("/api/slack/channel?tenant=other")).status_code == 200
+    once = {"Idempotency-Key": "k1"}
+    assert (await rig.http().delete("/api/slack/channel?tenant=other", headers=once)).status_code == 200
     await rig.start("a", {}, other)
     assert await dispatcher.deliver_due() == 0
+    # The same key for another tenant is another request.
+    assert (await rig.http().delete("/api/slack/channel?tenant=default", headers=once)).status_code == 422
 
 
 # ---------------------------------------------------------------- commands of one's own

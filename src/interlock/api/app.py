@@ -42,7 +42,7 @@ from interlock.telemetry import exposition, log, metrics
 
 def create_app(services: Services) -> FastAPI:
     app = FastAPI(
-        title="Interlock", version=__version__, openapi_url="/api/openapi.json", docs_url="/api/docs", redoc_url=None,
+        title="Interlock", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
         description="Durable automations and agents that ask before they act.",
     )  # fmt: skip
     app.state.services = services

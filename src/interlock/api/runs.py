@@ -173,25 +173,22 @@ async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: De
 
 @router.post("/{run_id}/cancel", response_model=Run)
 async def cancel(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
-    return await stop_run(run_id, request, found, who, body, interrupt=False)
+    who.require(Permission.STOP)
+    return await change(found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=False))
 
 
 @router.post("/{run_id}/interrupt", response_model=Run)
 async def interrupt(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
-    return await stop_run(run_id, request, found, who, body, interrupt=True)
+    who.require(Permission.STOP)
+    return await change(found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=True))
 
 
 async def stop_run(
-    run_id: UUID, request: Request, found: Services, who: Principal, body: Stop | None, *, interrupt: bool
-) -> Response:
-    who.require(Permission.STOP)
+    tx: Tx, found: Services, who: Principal, run_id: UUID, body: Stop | None, *, interrupt: bool
+) -> Answer:
     reason = body.reason if body else None
-
-    async def work(tx: Tx) -> Answer:
-        row = await runs.cancel(tx, found.database, found.plans, who, run_id, reason=reason, interrupt=interrupt)
-        return await _answer(tx, found, row)
-
-    return await change(found, who, request, work)
+    row = await runs.cancel(tx, found.database, found.plans, who, run_id, reason=reason, interrupt=interrupt)
+    return await _answer(tx, found, row)
 
 
 @router.post("/{run_id}/retry", status_code=201, response_model=Run)

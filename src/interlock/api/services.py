@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import itertools
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -102,7 +103,8 @@ async def asked_once(who: Principal, request: Request, key: str | None = None) -
     key = key or (f"api:{who.key_id}:{own}" if own is not None else None)
     if key is None:
         return None
-    digest = idempotency.Request.hash_of(request.method, request.scope["path"], body)
+    asked = sorted((name, value) for name, value in request.query_params.multi_items() if name != "wait")
+    digest = idempotency.Request.hash_of(request.method, request.scope["path"], *itertools.chain(*asked), body)
     return idempotency.Request(who.tenant_id, key, key.partition(":")[0], digest)
 
 
@@ -124,7 +126,10 @@ async def _idempotency_key(request: Request) -> tuple[str | None, bytes]:
         if isinstance(parsed, dict):
             named = parsed.pop("request_id", None)
             given = given or (named if isinstance(named, str) else None)
-        body = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS)
+        try:
+            body = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError as error:
+            raise Invalid(f"the body cannot be written again: {error}") from None
     if given is not None and len(given) > 255:
         raise Invalid(f"an idempotency key may have 255 characters; this one has {len(given)}")
     return given, body

@@ -138,10 +138,14 @@ async def list_messages(
 async def interrupt(session_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
     """Interrupt the run that is under way."""
     who.require(Permission.STOP)
-    session = await sessions.get(found.database, who, session_id)
-    if session["run_id"] is None:
-        raise Conflict("nothing is under way in this session", code="SESSION_IDLE")
-    return await stop_run(session["run_id"], request, found, who, body, interrupt=True)
+
+    async def work(tx: Tx) -> Answer:
+        session = await sessions.get(tx, who, session_id)
+        if session["run_id"] is None:
+            raise Conflict("nothing is under way in this session", code="SESSION_IDLE")
+        return await stop_run(tx, found, who, session["run_id"], body, interrupt=True)
+
+    return await change(found, who, request, work)
 
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/approve", response_model=Approval, tags=["sessions"])

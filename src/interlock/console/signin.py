@@ -31,9 +31,14 @@ async def sign_in(request: Request, found: Svc) -> Response:
         return await plain(request, "signin.html", status=401, error=error.detail, next=wanted)
     response = RedirectResponse(wanted, 303)
     response.set_cookie(
-        COOKIE, token, max_age=signins.SECONDS, httponly=True, samesite="lax", secure=request.url.scheme == "https"
+        COOKIE, token, max_age=signins.SECONDS, httponly=True, samesite="lax", secure=_is_secure(request)
     )
     return response
+
+
+def _is_secure(request: Request) -> bool:
+    """A proxy may have taken the TLS off; the browser still says what it sees."""
+    return "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
 
 
 @router.post("/signout")

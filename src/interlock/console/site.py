@@ -14,6 +14,7 @@ from interlock.console import (
     jobs,
     live,
     policy,
+    reference,
     runs,
     schedules,
     sessions,
@@ -40,6 +41,7 @@ def mount(app: FastAPI) -> None:
     app.mount("/static", _Static(directory=_STATIC), name="static")
     _speak_html(app)
     app.add_api_route("/", home, include_in_schema=False)
+    app.add_api_route("/api/docs", reference.show, include_in_schema=False)
     app.add_api_route("/favicon.ico", favicon, include_in_schema=False)
 
 

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, NonNegativeInt
+from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt
 
 from interlock.lifecycle import ApprovalState, Tier
-from interlock.wire.grammar import Body, Id, Name, Problem, Text, View
+from interlock.wire.grammar import Body, Id, Name, Problem, Text, View, encodable
 
 
 class Action(View):
@@ -69,7 +69,7 @@ class Decide(Body):
     reason: Text | None = None
     digest: Name | None = None
     # Approve an edited action instead: these fields replace the proposed ones, and it is judged again.
-    patch: dict[str, Any] | None = None
+    patch: Annotated[dict[str, Any] | None, AfterValidator(encodable)] = None
     request_id: Name | None = None
 
 
@@ -93,7 +93,7 @@ class NewGrant(Body):
     """An answer given in advance: this tool, these arguments, for so long. Never for `high` or two people."""
 
     tool: Name
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
     tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW
     expires_in: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600
     reason: Text | None = None

@@ -1,11 +1,11 @@
 """Receipts: what was done to the outside world."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, NonNegativeInt
+from pydantic import AfterValidator, AwareDatetime, NonNegativeInt
 
 from interlock.lifecycle import ReceiptState
-from interlock.wire.grammar import Body, Id, Name, Text, View
+from interlock.wire.grammar import Body, Id, Name, Text, View, encodable
 
 
 class Receipt(View):
@@ -31,6 +31,6 @@ class ResolveReceipt(Body):
     """What became of an effect in doubt. `output` is what the tool would have returned."""
 
     outcome: Literal["happened", "did_not_happen", "fail"]
-    output: Any = None
+    output: Annotated[Any, AfterValidator(encodable)] = None
     reason: Text | None = None
     request_id: Name | None = None

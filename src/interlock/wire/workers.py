@@ -3,10 +3,10 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from interlock.lifecycle import JobState, WorkerState
-from interlock.wire.grammar import Body, Id, Name, Text, View
+from interlock.wire.grammar import Body, Id, Name, Text, View, encodable
 
 
 class StateChange(View):
@@ -88,7 +88,7 @@ class NewJob(Body):
     task_description: Text
     workflow: Name
     version: PositiveInt | None = None
-    inputs: Annotated[list[Any], Field(min_length=1, max_length=10_000)] = [{}]
+    inputs: Annotated[list[Any], Field(min_length=1, max_length=10_000), AfterValidator(encodable)] = [{}]
     worker_count: Annotated[int, Field(ge=1, le=10)] = 1
     parent_job_id: UUID | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=365 * 86400)] | None = None
