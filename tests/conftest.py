@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from interlock import tracing
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store.pool import Database
@@ -78,3 +81,14 @@ async def rig(database: Database, settings: Settings, clock: Clock) -> AsyncIter
     rig = await Rig.make(database, settings, clock)
     yield rig
     await rig.close()
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemorySpanExporter]:
+    """The spans that are sent while the test lasts."""
+    exporter = InMemorySpanExporter()
+    made = tracing.Spans(SimpleSpanProcessor(exporter))
+    tracing.use(made)
+    yield exporter
+    tracing.use(None)
+    made.close()

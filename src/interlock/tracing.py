@@ -57,12 +57,16 @@ class Spans:
     def span(
         self, name: str, attributes: Mapping[str, Any], *, parent: str | None = None, is_request: bool = False
     ) -> "Iterator[Span]":
-        """Around a block; what is begun within is below it. Without `parent` it is below the one around it."""
+        """Around a block; what is begun within is below it. Without `parent` it is below the one around it.
+
+        What the block raises is for the block to say: the text of an exception may hold a secret.
+        """
         from opentelemetry.trace import SpanKind
 
         with self._tracer.start_as_current_span(
             name, context=_context(parent) if parent or is_request else None, attributes=attributes,
             kind=SpanKind.SERVER if is_request else SpanKind.INTERNAL, record_exception=False,
+            set_status_on_exception=False,
         ) as span:  # fmt: skip
             yield span
 

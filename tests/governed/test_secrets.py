@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 import structlog
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 from tests.governed.conftest import Shop
 from tests.rig import Rig
@@ -162,6 +163,19 @@ async def test_a_planted_secret_is_found_nowhere(
         assert run["result"] == {"echo": "Bearer [secret]", "[secret]": "as a key", "list": ["x[secret]y"]}
     if note == "fail":
         assert run["error"]["message"] == "401 for Bearer [secret]"
+
+
+@pytest.mark.parametrize("note", ["fine", "fail", "retry", "invalid"])
+async def test_a_planted_secret_is_in_no_trace(
+    rig: Rig, bank: list[dict[str, Any]], exported: InMemorySpanExporter, note: str
+) -> None:
+    run = await rig.work_until(await rig.start("pay", {"amount": 5, "note": note}))
+    sent = {span.name: span for span in exported.get_finished_spans()}
+    assert {"run pay", "step pay", "tool bank.pay"} <= set(sent) and bank
+    assert traces("\n".join(span.to_json() for span in sent.values())) == []
+    assert sent["tool bank.pay"].status.is_ok == (run["status"] == "succeeded")
+    if note == "fail":
+        assert sent["tool bank.pay"].status.description == "401 for Bearer [secret]"
 
 
 async def test_people_approve_and_edit_what_names_a_secret(

@@ -1,13 +1,11 @@
 """Traces: one tree from the request to the tool, in the form of the W3C; and nothing when nobody wants them."""
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import get_current_span
 
@@ -16,16 +14,6 @@ from tests.rig import Rig
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ONE = "name: one\nsteps:\n  - {id: a, tool: t.look}"
-
-
-@pytest.fixture
-def exported() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    made = tracing.Spans(SimpleSpanProcessor(exporter))
-    tracing.use(made)
-    yield exporter
-    tracing.use(None)
-    made.close()
 
 
 @pytest.fixture

@@ -217,12 +217,20 @@ async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any
     try:
         if tracing.spans is None:
             return await call_tool(shop, call, arguments)
-        with tracing.spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}):
-            return await call_tool(shop, call, arguments)
+        return await traced_tool(tracing.spans, shop, call, arguments)
     except (asyncio.CancelledError, Canceled, Exception, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a library's panic, a KeyboardInterrupt: the attempt has failed, and we go on
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def traced_tool(spans: tracing.Spans, shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+    with spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}) as span:
+        try:
+            return await call_tool(shop, call, arguments)
+        except BaseException as error:
+            tracing.fail(span, describe(error, call.context.scrubber)["message"])
+            raise
 
 
 async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
