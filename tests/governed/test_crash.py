@@ -16,10 +16,12 @@ from tests.governed.conftest import Crash, Shop, kill, lose, notice
 from tests.rig import Rig
 
 from interlock.engine import append as append_module
+from interlock.engine import leases
 from interlock.engine import receipts as receipts_module
+from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.settings import Settings
-from interlock.tools import Context, DidNotHappen, Happened
-from interlock.worker import executor, flush, receipts
+from interlock.tools import Context, DidNotHappen, Happened, Registry
+from interlock.worker import drive, executor, flush, receipts
 from interlock.worker.drive import Driver
 from interlock.worker.held import HeldRun
 from interlock.worker.loop import Worker
@@ -350,6 +352,65 @@ async def test_a_drained_idempotent_write_is_done_again_with_the_same_key(
         await task
         assert (await shop.ended(run_id))["status"] == "succeeded"
         assert len(done) == 2 and len(set(done)) == 1
+
+
+async def test_a_worker_without_the_tool_takes_no_write_past_the_gate(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @rig.tool("bank.slow", writes=True, risk="high")
+    async def slow(amount: int) -> None:
+        shop.done.append("paid")
+
+    await rig.apply(SLOW)
+    run_id = await rig.start("pay", {"amount": 1})
+    await rig.claim_by_hand()  # and lost, before it did anything
+    await notice(rig)
+    other, ordered = Worker(rig.database, rig.settings, tools=Registry()), asyncio.Event()
+
+    async def is_paused_meanwhile(run: HeldRun) -> None:
+        await leases.move_worker(rig.database, other.me.id, WorkerEvent.PAUSE)
+        other.orders = leases.Orders(WorkerState.PAUSED)
+        ordered.set()
+
+    monkeypatch.setattr(drive, "stand_trial", is_paused_meanwhile)
+    stop = asyncio.Event()
+    task = asyncio.create_task(other.run(stop))
+    await ordered.wait()
+    await other.idle()
+    stop.set()
+    await task
+    monkeypatch.undo()
+    assert ((await shop.held(run_id))["kind"], shop.done) == ("action", [])
+
+
+async def test_a_read_that_was_cut_off_and_is_a_write_now_passes_the_gate(shop: Shop, rig: Rig) -> None:
+    began = asyncio.Event()
+
+    @rig.tool("bank.slow")
+    async def slow(amount: int) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await rig.apply(SLOW)
+    run_id = await rig.start("pay", {"amount": 1})
+    worker = Worker(rig.database, rig.settings, tools=rig.tools)
+    task = asyncio.create_task(worker.run(asyncio.Event()))
+    await began.wait()
+    worker.drivers[run_id].note_slow_steps(0.0)
+    await worker.flusher.put(append_module.Write(worker.drivers[run_id].run.lease, []))
+    await lose(rig, task)
+    rig.tools = Registry()
+
+    @rig.tool("bank.slow", writes=True, risk="med")
+    async def writes(amount: int) -> int:
+        shop.done.append("paid")
+        return amount
+
+    question = await shop.held(run_id)
+    assert (question["kind"], shop.done) == ("action", [])
+    await (await shop.person("one")).approve(question["id"])
+    assert (await shop.ended(run_id))["result"] == 1
+    assert shop.done == ["paid"] and [r["status"] for r in await shop.receipts(run_id)] == ["succeeded"]
 
 
 async def test_a_write_whose_worker_is_lost_again_and_again_ends_in_doubt_not_as_undone(

@@ -152,8 +152,7 @@ class Driver:
             if self._worker.draining:
                 return
             for fold in self._advance().start:
-                reads = fold.step.kind in (StepKind.TOOL, StepKind.MODEL) and not self._writes(fold)
-                if reads and run.is_served_here(fold):
+                if self._reads(fold) and run.is_served_here(fold):
                     run.journal.begin(fold)
         for fold in list(run.journal.unsettled()):
             cut_off = fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None)
@@ -165,9 +164,12 @@ class Driver:
         """Made when it is needed, which for most runs is never."""
         return Recovery(self.run, self._passage, self._settler)
 
-    def _writes(self, fold: StepFold) -> bool:
+    def _reads(self, fold: StepFold) -> bool:
+        """For certain: a tool that this worker does not have may be one that writes."""
+        if fold.step.kind is StepKind.MODEL:
+            return True
         tool = self._worker.shop.tools.find(fold.step.tool or "")
-        return tool is not None and tool.writes
+        return tool is not None and not tool.writes
 
     # ------------------------------------------------------------ the loop
 

@@ -96,8 +96,13 @@ class Passage:
 
     async def _may_write(self, call: Call) -> bool:
         fold = call.fold
-        if fold.status == StepState.RUNNING:
+        if fold.status == StepState.RUNNING and fold.receipt_id is not None:
             return True  # reclaimed: it was judged before its intent was declared
+        if fold.status == StepState.RUNNING:
+            # Begun as what only reads: the tool was another then. As a write it comes to the gate like any other.
+            data = {"next_run_at": self._run.now()}
+            self._run.journal.move_step(fold, StepEvent.RETRY, actor=self._run.actor, data=data)
+            return False
         assert call.action is not None
         if (over := over_cap(self._run, fold)) is not None:
             self._settler.begin(fold)
