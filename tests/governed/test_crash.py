@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -350,6 +351,58 @@ async def test_a_drained_idempotent_write_is_done_again_with_the_same_key(
         await began.wait()
         stop.set()
         await task
+        assert (await shop.ended(run_id))["status"] == "succeeded"
+        assert len(done) == 2 and len(set(done)) == 1
+
+
+@pytest.mark.parametrize("reconciles", [False, True])
+async def test_a_write_that_was_cut_off_is_not_repeated_by_a_tool_that_would_do_another(
+    reconciles: bool, shop: Shop, rig: Rig, settings: Settings
+) -> None:
+    async def ask(ctx: Context, amount: int, currency: str) -> DidNotHappen:
+        return DidNotHappen()
+
+    kind: Any = {"reconcile": ask} if reconciles else {"idempotent": True}
+    with _holding_tool(rig, **kind) as (began, done):
+        await rig.apply(SLOW)
+        run_id = await rig.start("pay", {"amount": 1})
+        hasty = settings.model_copy(update={"drain_seconds": 0.05})
+        stop = asyncio.Event()
+        task = asyncio.create_task(Worker(rig.database, hasty, tools=rig.tools).run(stop))
+        await began.wait()
+        stop.set()
+        await task
+        rig.tools = Registry()  # of the next deployment
+
+        @rig.tool("bank.slow", writes=True, **kind)
+        async def slow(ctx: Context, amount: int, currency: str = "EUR") -> int:
+            done.append(ctx.idempotency_key)
+            return amount
+
+        question = await shop.held(run_id)
+        assert (question["kind"], len(done)) == ("in_doubt", 1)
+        assert "the tool was changed" in question["rationale"]["reason"]
+        resolve = f"/api/receipts/{question['receipt_id']}/resolve"
+        assert (await (await shop.person("one")).post(resolve, {"outcome": "did_not_happen"}))[0] == 200
+        assert (await shop.ended(run_id))["status"] == "succeeded"
+        assert len(done) == 2
+
+
+async def test_a_write_that_was_cut_off_is_done_again_with_the_key_it_was_begun_with(
+    shop: Shop, rig: Rig, settings: Settings
+) -> None:
+    with _holding_tool(rig, idempotent=True) as (began, done):
+        await rig.apply(SLOW)
+        run_id = await rig.start("pay", {"amount": 1})
+        hasty = settings.model_copy(update={"drain_seconds": 0.05})
+        stop = asyncio.Event()
+        task = asyncio.create_task(Worker(rig.database, hasty, tools=rig.tools).run(stop))
+        await began.wait()
+        stop.set()
+        await task
+        before = rig.tools.find("bank.slow")
+        assert before is not None
+        rig.tools.put(replace(before, key="pay:{amount}"))  # another name for the same action
         assert (await shop.ended(run_id))["status"] == "succeeded"
         assert len(done) == 2 and len(set(done)) == 1
 

@@ -69,6 +69,8 @@ class StepFold:
     asked_policy: str | None = None
     allowed_policy: str | None = None
     receipt_id: str | None = None
+    # The action that its last intent declared.
+    declared_digest: str | None = None
     # What a person put in place of the workflow's input, field by field.
     edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
@@ -310,6 +312,7 @@ class Journal:
             case StepEvent.CLAIM:
                 fold.next_run_at = None
                 fold.receipt_id = data.get("receipt_id")
+                fold.declared_digest = data.get("digest")
                 fold.idempotent = data.get("idempotent", fold.receipt_id is None)
                 if "started_at" in data:
                     fold.started_at = _moment(data["started_at"])

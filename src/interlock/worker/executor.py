@@ -125,7 +125,8 @@ def prepare_as(
         action = tool.propose(arguments, shown, fold.secrets) if tool.writes and shown is not None else None
         context = Context(
             run_id=run_id, tenant_id=tenant_id, step=fold.step.key,
-            idempotency_key=tool.effect_key(arguments, shown)
+            idempotency_key=_begun_with(fold)
+            or tool.effect_key(arguments, shown)
             or (effect_key(run_id, fold.step.key, action) if action else None),
             attempt=fold.attempt + (fold.status == StepState.PENDING),
         )  # fmt: skip
@@ -150,6 +151,11 @@ def propose_read(shop: Workshop, call: Call) -> ProposedAction | Failed:
 def effect_key(run_id: UUID, step: str, action: ProposedAction) -> str:
     """For a tool that does not name its effects. An edited action is another effect, and has another key."""
     return f"{default_key(run_id, step)}:{action.digest[:16]}"
+
+
+def _begun_with(fold: StepFold) -> str | None:
+    """The key of an effect that was cut off. The tool may name it otherwise by now; its system knows it by this one."""
+    return fold.idempotency_key if fold.status == StepState.RUNNING and fold.receipt_id is not None else None
 
 
 def told_to_stop() -> bool:

@@ -14,6 +14,8 @@ from interlock.worker.held import HeldRun
 from interlock.worker.passage import Passage
 from interlock.worker.settle import Settler
 
+_CUT_OFF = "the worker was lost or the call was cut off"
+
 
 class Recovery:
     """A write is begun again if nothing was attempted, the tool is idempotent, or its system says it did not happen."""
@@ -38,6 +40,10 @@ class Recovery:
     async def may_repeat(self, fold: StepFold) -> bool:
         """An effect was under way. True if it may be attempted again; else its outcome was recorded."""
         shop, call = self._run.worker.shop, self._passage.prepare(fold)
+        if isinstance(call, Call) and (call.action is None or call.action.digest != fold.declared_digest):
+            # Of another action neither its key nor its `reconcile` says anything about the one that was begun.
+            self._doubt(fold, call.action, f"{_CUT_OFF}, and the tool was changed since")
+            return False
         if isinstance(call, Call) and call.tool.idempotent:
             return True
         answer = await reconcile(shop, call) if isinstance(call, Call) else None
@@ -51,7 +57,7 @@ class Recovery:
                 self._doubt(fold, call.action if isinstance(call, Call) else None)
         return False
 
-    def _doubt(self, fold: StepFold, action: ProposedAction | None) -> None:
+    def _doubt(self, fold: StepFold, action: ProposedAction | None, why: str = _CUT_OFF) -> None:
         """Nobody knows whether it happened: a person has to find out and say."""
         assert fold.receipt_id is not None
         self._run.seals.append(Seal(UUID(fold.receipt_id), ReceiptState.IN_DOUBT))
@@ -60,8 +66,7 @@ class Recovery:
             ask(
                 self._run.journal, fold, StepEvent.HOLD, AskKind.IN_DOUBT, tier=Tier.HIGH, two_person=False,
                 expires_in=30 * 86400.0, summary=f"{fold.step.tool} was interrupted. Did it happen?", action=shown,
-                digest=fold.receipt_id, receipt_id=fold.receipt_id,
-                reason="the worker was lost or the call was cut off",
+                digest=fold.receipt_id, receipt_id=fold.receipt_id, reason=why,
             )
         )  # fmt: skip
 
