@@ -1,5 +1,6 @@
 """Steps of a flow are governed like any other: gate, approvals, edits, receipts, reversal, secrets, evidence."""
 
+import asyncio
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -80,6 +81,50 @@ async def test_an_effect_of_a_flow_can_be_undone(rig: Rig, shop: Shop, paid: lis
     assert status == 201, undo
     await shop.ended(UUID(undo["id"]))
     assert paid[-1] == ("back", "p1", 50)
+
+
+@pytest.mark.parametrize("ending", ["too large", "in doubt", "canceled"])
+async def test_a_retry_does_not_repeat_what_happened_though_its_step_did_not_succeed(
+    ending: str,
+    rig: Rig,
+    shop: Shop,  # noqa: F811
+) -> None:
+    began = asyncio.Event()
+
+    @rig.tool("bank.send", writes=True)
+    async def send() -> str:
+        shop.done.append("sent")
+        began.set()
+        if ending == "in doubt":
+            raise ConnectionResetError("gone")
+        if ending == "canceled":
+            await asyncio.Event().wait()
+        return "x" * 2_000_000
+
+    @rig.flow("send")
+    async def flow(ctx: FlowContext) -> Any:
+        return [await ctx.call("bank.send")]
+
+    run_id = await shop.start(shop.admin, "send")
+    finder = await shop.person("finder")
+    if ending == "in doubt":
+        receipt_id = (await shop.held(run_id))["receipt_id"]
+        assert (await finder.post(f"/api/receipts/{receipt_id}/resolve", {"outcome": "fail"}))[0] == 200
+    elif ending == "canceled":
+        async with rig.worker():
+            await began.wait()
+            assert (await shop.admin.post(f"/api/runs/{run_id}/cancel"))[0] == 200
+            await rig.until(run_id)
+    assert (await shop.ended(run_id))["status"] in ("failed", "canceled")
+    [receipt] = await shop.receipts(run_id)
+    if receipt["status"] == "in_doubt":
+        happened = {"outcome": "happened", "output": {"id": "s1"}}
+        assert (await finder.post(f"/api/receipts/{receipt['id']}/resolve", happened))[0] == 200
+    status, again = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert status == 201, again
+    run = await shop.ended(UUID(again["id"]))
+    known = None if ending == "too large" else {"id": "s1"}
+    assert (run["status"], run["result"], shop.done) == ("succeeded", [known], ["sent"]), run["error"]
 
 
 async def test_no_secret_of_a_flow_is_written_down(rig: Rig, shop: Shop) -> None:  # noqa: F811

@@ -267,16 +267,23 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     if old["session_id"] is not None:
         await tx.row("join_session", new_id, old["session_id"], None, False)
     if before.plan.is_dynamic:
-        _carry_over_flow(run.journal, before, old, principal.actor)
+        _carry_over_flow(run.journal, before, old, effects, principal.actor)
         return await _begin(tx, database, run)
     for done in before.steps.values():
         if done.status in SETTLED_WELL:
             _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
-        elif (effect := effects.get(done.step.key)) and effect["status"] == ReceiptState.SUCCEEDED:
-            # The step failed and its effect happened all the same: that became known later.
-            output = effect["output"] or NO_OUTPUT
+        elif (output := _happened(effects, done.step.key)) is not None:
             _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
     return await _begin(tx, database, run)
+
+
+def _happened(effects: dict[str, Row], step: str) -> str | None:
+    """What the effect of a step returned that did not succeed and had its effect all the same.
+
+    What it returned could not be kept, or that it happened became known later.
+    """
+    effect = effects.get(step)
+    return (effect["output"] or NO_OUTPUT) if effect and effect["status"] == ReceiptState.SUCCEEDED else None
 
 
 def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:
@@ -289,18 +296,25 @@ def _carry_over(journal: Journal, key: str, status: StepState, output: str | Non
         journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
 
 
-def _carry_over_flow(journal: Journal, before: Journal, old: Row, actor: str) -> None:
+def _carry_over_flow(journal: Journal, before: Journal, old: Row, effects: dict[str, Row], actor: str) -> None:
     """All that the flow was told, so that it comes to the same place; but not the failure that ended it."""
     ended_by = (orjson.loads(old["error"] or "null") or {}).get("step")
     for place, (kind, value) in before.values.items():
         journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
     for key, done in before.steps.items():
-        if done.status in SETTLED_WELL or (done.status == StepState.FAILED and key != ended_by):
-            fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
-            data = {"carried_over_from": str(old["id"]), "reason": done.reason, "error": done.last_error}
-            journal.begin(fold)
-            event = StepEvent.SUCCEED if done.status in SETTLED_WELL else StepEvent.FAIL
-            journal.move_step(fold, event, actor=actor, data=data, output=done.output)
+        data: dict[str, Any] = {"carried_over_from": str(old["id"])}
+        if done.status in SETTLED_WELL:
+            event, output = StepEvent.SUCCEED, done.output
+        elif done.status == StepState.FAILED and key != ended_by:
+            event, output = StepEvent.FAIL, done.output
+            data |= {"reason": done.reason, "error": done.last_error}
+        elif (output := _happened(effects, key)) is not None:
+            event = StepEvent.SUCCEED
+        else:
+            continue
+        fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
+        journal.begin(fold)
+        journal.move_step(fold, event, actor=actor, data=data, output=output)
 
 
 def refused(state: RunState, event: str) -> InvalidTransition:
