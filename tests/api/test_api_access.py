@@ -254,3 +254,13 @@ async def test_an_admin_of_a_workspace_cannot_reach_beyond_it(
     problem(await blue.delete(f"/api/keys/{rig.admin.key_id}"), 404)
     problem(await red.delete(f"/api/keys/{made.json()['id']}"), 404)
     assert (await blue.delete(f"/api/keys/{made.json()['id']}")).status_code == 200
+
+
+async def test_the_policy_is_the_whole_tenants_and_no_workspace_replaces_it(
+    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient
+) -> None:
+    text = b'@id("all") permit (principal, action, resource);'
+    refused = problem(await blue.put("/api/policy", content=text), 403)
+    assert refused.code == "FORBIDDEN" and "workspace blue" in str(refused.detail)
+    assert (await http.get("/api/policy")).json()["version"] == 0
+    assert (await http.put("/api/policy", content=text)).json()["version"] == 1

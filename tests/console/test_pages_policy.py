@@ -167,6 +167,14 @@ async def test_a_viewer_cannot_publish(rig: Rig, viewer: Browser, sign_in: SignI
     assert await versions(rig) == []
 
 
+async def test_an_admin_of_a_workspace_cannot_publish(rig: Rig, sign_in: SignIn) -> None:
+    eva = await sign_in(workspace_id="east", name="eva")
+    page = await eva.post("/policy", do="backtest", edits="yes", text=STRICT)
+    assert 'value="backtest"' in page and 'value="publish"' not in page
+    await eva.refused("/policy", do="publish", edits="yes", text=STRICT, over="0", tried=proof_in(page))
+    assert await versions(rig) == []
+
+
 async def test_a_backtest_is_of_ones_own_tenant_and_workspace(rig: Rig, sign_in: SignIn) -> None:
     await rig.apply(NOTIFY)
     await rig.work_until(await rig.start("notify", {"to": "mira@shop"}), "succeeded")

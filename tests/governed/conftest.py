@@ -16,6 +16,7 @@ class Person:
 
     name: str
     http: httpx2.AsyncClient
+    key_id: str = ""
 
     async def get(self, path: str, **params: Any) -> Any:
         return (await self.http.get(path, params=params)).json()
@@ -42,14 +43,18 @@ class Shop:
     rig: Rig
     done: list[str] = field(default_factory=list)
 
-    async def person(self, name: str, role: str = "approver", *groups: str) -> Person:
-        made = await self.rig.http().post("/api/keys", json={"name": name, "role": role, "groups": groups})
+    async def person(self, name: str, role: str = "approver", *groups: str, workspace_id: str | None = None) -> Person:
+        about = {"name": name, "role": role, "groups": groups, "workspace_id": workspace_id}
+        made = await self.rig.http().post("/api/keys", json=about)
         assert made.status_code == 201, made.text
-        return Person(name, self.rig.http(made.json()["key"]))
+        return Person(name, self.rig.http(made.json()["key"]), made.json()["id"])
 
     @property
     def admin(self) -> Person:
         return Person("admin", self.rig.http())
+
+    async def revoke(self, who: Person) -> None:
+        assert (await self.rig.http().delete(f"/api/keys/{who.key_id}")).status_code == 200
 
     async def start(self, who: Person, workflow: str, **input: Any) -> UUID:
         status, body = await who.post("/api/runs", {"workflow": workflow, "input": input})

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.governed.conftest import Shop
+from tests.governed.conftest import Person, Shop
 from tests.rig import Hold, Rig
 
 from interlock.tools import Context
@@ -282,8 +282,8 @@ steps:
 # ---------------------------------------------------------------- standing grants
 
 
-async def _held_or_done(shop: Shop, **input: Any) -> str:
-    run_id = await shop.start(shop.admin, "mail", **input)
+async def _held_or_done(shop: Shop, who: Person | None = None, **input: Any) -> str:
+    run_id = await shop.start(who or shop.admin, "mail", **input)
     run = await shop.rig.work_until(run_id, "waiting_approval")
     await shop.rig.cancel(run_id) if run["status"] == "waiting_approval" else None
     status: str = run["status"]
@@ -312,6 +312,25 @@ async def test_a_revoked_grant_answers_nothing(stocked: Shop) -> None:
     answer = await one.http.delete(f"/api/grants/{grant['id']}")
     assert answer.json()["revoked_at"] is not None
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+
+
+async def test_a_grant_of_a_workspace_answers_within_it_and_is_nobody_elses(stocked: Shop) -> None:
+    shop = stocked
+    blue, red = [await shop.person(name, "admin", workspace_id=name) for name in ("blue", "red")]
+    asker, boss = await shop.person("asker", "operator", workspace_id="blue"), await shop.person("boss")
+    _, grant = await blue.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    assert await _held_or_done(shop, red, to="ada", text="hi") == "waiting_approval"
+    assert await _held_or_done(shop, to="ada", text="hi") == "waiting_approval", "nor for a run of no workspace"
+    assert await _held_or_done(shop, asker, to="ada", text="hi") == "succeeded"
+    assert (await red.get("/api/grants", all=True))["items"] == []
+    assert (await red.http.delete(f"/api/grants/{grant['id']}")).status_code == 404
+    _, wide = await boss.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    assert await _held_or_done(shop, red, to="ada", text="all") == "succeeded", "one of the tenant answers everywhere"
+    assert [g["id"] for g in (await blue.get("/api/grants"))["items"]] == [grant["id"]]
+    assert (await blue.http.delete(f"/api/grants/{wide['id']}")).status_code == 404
+    items = (await boss.get("/api/grants"))["items"]
+    assert [(g["id"], g["workspace_id"]) for g in items] == [(wide["id"], None), (grant["id"], "blue")]
+    assert (await boss.http.delete(f"/api/grants/{grant['id']}")).json()["revoked_at"] is not None
 
 
 async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked: Shop) -> None:

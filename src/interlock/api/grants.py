@@ -37,7 +37,7 @@ async def give(body: NewGrant, request: Request, found: Svc, who: Who) -> Respon
 async def list_grants(found: Svc, who: Who, all: bool = False) -> Response:
     """Those in force; with `all`, those that are over too."""
     who.require(Permission.READ)
-    rows = await found.database.fetch("list_grants", found.database.clock(), who.tenant_id, all, 500)
+    rows = await found.database.fetch("list_grants", found.database.clock(), who.tenant_id, all, 500, who.workspace_id)
     return Json({"items": [grant_view(row) for row in rows], "next_cursor": None})
 
 

@@ -356,7 +356,7 @@ def receipt_view(row: Row) -> dict[str, Any]:
 
 
 def grant_view(row: Row) -> dict[str, Any]:
-    columns = ("id", "tool", "tier", "reason", "created_at", "expires_at", "revoked_at", "uses")
+    columns = ("id", "tool", "tier", "reason", "workspace_id", "created_at", "expires_at", "revoked_at", "uses")
     return {column: row[column] for column in columns} | {
         "arguments": _json(row["arguments"]),
         "created_by": row["created_by"].partition(":")[0],

@@ -16,21 +16,23 @@ async def give(
 ) -> Row:  # fmt: skip
     row = await tx.row(
         "give_grant", database.clock(), grant_id, principal.tenant_id, tool, encode(arguments), tier, reason,
-        principal.actor, expires_in,
+        principal.actor, expires_in, principal.workspace_id,
     )  # fmt: skip
     assert row is not None
     return row
 
 
 async def revoke(tx: Tx, database: Database, principal: Principal, grant_id: UUID) -> Row:
-    row = await tx.row("revoke_grant", database.clock(), principal.tenant_id, grant_id, principal.actor)
+    row = await tx.row(
+        "revoke_grant", database.clock(), principal.tenant_id, grant_id, principal.actor, principal.workspace_id
+    )
     if row is None:
         raise NotFound(f"no standing grant {grant_id}", code="GRANT_NOT_FOUND")
     return row
 
 
 async def matching(
-    database: Database, tenant_id: UUID, tool: str, fields: dict[str, Any], tier: str, asker: str, *,
+    database: Database, run: Row, tool: str, fields: dict[str, Any], tier: str, *,
     approvers: Sequence[str] = (), reason_required: bool = False,
 ) -> Row | None:  # fmt: skip
     """A grant that covers this action, counted as used. Whoever asks cannot have given it to themselves.
@@ -38,6 +40,6 @@ async def matching(
     It stands in for an approval, so it must satisfy what the rule asks of one: who may give it, and a reason.
     """
     return await database.row(
-        "use_grant", database.clock(), tenant_id, tool, encode(fields), tier, asker, list(approvers), reason_required,
-        patience=float("inf"),
+        "use_grant", database.clock(), run["tenant_id"], tool, encode(fields), tier, run["requested_by"],
+        list(approvers), reason_required, run["workspace_id"], patience=float("inf"),
     )  # fmt: skip

@@ -155,6 +155,7 @@ class Policies:
 
 
 async def publish(tx: Tx, database: Database, principal: Principal, text: str, policy: Policy) -> Row:
+    principal.require_whole_tenant("the policy is")
     await tx.row("lock_lane", principal.tenant_id)  # one after the other: each gets the next version
     row = await tx.row("publish_policy", database.clock(), principal.tenant_id, policy.digest, text, principal.actor)
     assert row is not None

@@ -38,6 +38,10 @@ class Principal:
         """Of the installation: whatever its role allows it may do for all tenants, to workers, channels and caps."""
         return self.tenant == DEFAULT_TENANT and self.workspace_id is None
 
+    def require_whole_tenant(self, what: str) -> None:
+        if self.workspace_id is not None:
+            raise Forbidden(f"{what} the whole tenant's; this key is of workspace {self.workspace_id}")
+
     def require(self, permission: Permission) -> None:
         if permission == Permission.APPROVE and self.role == Role.AGENT:
             raise Forbidden(

@@ -13,7 +13,7 @@ from uuid import UUID
 from interlock.engine import vault
 from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.vault import Sealed
-from interlock.errors import Forbidden, Invalid, NotFound, Terminal
+from interlock.errors import Invalid, NotFound, Terminal
 from interlock.governance.redact import SHORTEST_SECRET, Scrubber
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
@@ -36,7 +36,7 @@ class Opened:
 
 
 async def put(tx: Tx, database: Database, principal: Principal, name: str, value: str) -> Row:
-    _require_whole_tenant(principal)
+    principal.require_whole_tenant("secrets are")
     _check(value)
     sealed = vault.encrypt(database.settings, vault.place_of_secret(principal.tenant_id, name), value)
     row = await tx.row("set_secret", database.clock(), principal.tenant_id, name, *sealed, principal.actor)
@@ -46,7 +46,7 @@ async def put(tx: Tx, database: Database, principal: Principal, name: str, value
 
 
 async def delete(tx: Tx, principal: Principal, name: str) -> Row:
-    _require_whole_tenant(principal)
+    principal.require_whole_tenant("secrets are")
     row = await tx.row("delete_secret", principal.tenant_id, name)
     if row is None:
         raise NotFound(f"no secret {name}", code="SECRET_NOT_FOUND")
@@ -56,11 +56,6 @@ async def delete(tx: Tx, principal: Principal, name: str) -> Row:
 
 async def listed(database: Database, principal: Principal, cursor: str | None, limit: int) -> list[Row]:
     return await database.fetch("list_secrets", principal.tenant_id, cursor, limit)
-
-
-def _require_whole_tenant(principal: Principal) -> None:
-    if principal.workspace_id is not None:
-        raise Forbidden(f"secrets are the whole tenant's; this key is of workspace {principal.workspace_id}")
 
 
 def _check(value: str) -> None:

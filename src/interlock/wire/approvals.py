@@ -106,6 +106,7 @@ class Grant(View):
     arguments: dict[str, Any] = {}
     tier: Tier
     reason: str | None = None
+    workspace_id: str | None = None
     created_by: str
     created_at: AwareDatetime
     expires_at: AwareDatetime

@@ -97,11 +97,10 @@ class Gate:
         tier = decision.tier or Tier.HIGH
         if not in_advance(tier, two_person=decision.two_person):
             return None
-        asker = row["requested_by"]
         if row["auto_approve"] and not decision.approvers and not decision.reason_required:
-            return Pass(decision, allowed_by=f"auto_approve:{asker}")
+            return Pass(decision, allowed_by=f"auto_approve:{row['requested_by']}")
         grant = await grants.matching(
-            self._database, row["tenant_id"], action.tool, action.plain_fields, tier, asker,
+            self._database, row, action.tool, action.plain_fields, tier,
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
         return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
