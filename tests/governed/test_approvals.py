@@ -94,6 +94,24 @@ async def test_a_high_write_waits_for_two_other_people_and_then_runs_once(stocke
     assert (receipt["status"], receipt["idempotency_key"]) == ("succeeded", "refund:ch_1")
 
 
+async def test_the_vote_of_a_revoked_key_counts_only_where_it_has_decided(stocked: Shop, rig: Rig) -> None:
+    gone, two, three = [await stocked.person(name) for name in ("gone", "two", "three")]
+    decided, open_ = [await stocked.start(stocked.admin, "refund", charge=name, amount=50) for name in ("a", "b")]
+    ids = [(await stocked.held(run_id))["id"] for run_id in (decided, open_)]
+    for id in ids:
+        assert (await gone.approve(id))[1]["status"] == "requested"
+    assert (await two.approve(ids[0]))[1]["status"] == "approved"
+    await stocked.revoke(gone)
+
+    status, body = await two.approve(ids[1])
+    assert (status, body["status"], [v["by"] for v in body["votes"]]) == (200, "requested", ["two"])
+    status, body = await three.approve(ids[1])
+    assert (status, body["status"]) == (200, "approved")
+    shown = await stocked.question(decided, "approved")
+    assert [v["by"] for v in shown["votes"]] == ["gone", "two"]
+    assert (await stocked.ended(decided))["status"] == "succeeded"
+
+
 async def test_nobody_can_decide_after_the_time_is_over_swept_or_not(stocked: Shop, rig: Rig) -> None:
     one = await stocked.person("one")
     run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
@@ -312,6 +330,16 @@ async def test_a_revoked_grant_answers_nothing(stocked: Shop) -> None:
     answer = await one.http.delete(f"/api/grants/{grant['id']}")
     assert answer.json()["revoked_at"] is not None
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
+
+
+async def test_the_grants_of_a_revoked_key_answer_nothing(stocked: Shop) -> None:
+    one = await stocked.person("one")
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    assert await _held_or_done(stocked, to="ada", text="hi") == "succeeded"
+    await stocked.revoke(one)
+    assert await _held_or_done(stocked, to="ada", text="again") == "waiting_approval"
+    assert (await stocked.admin.get("/api/grants"))["items"] == []
+    assert [g["uses"] for g in (await stocked.admin.get("/api/grants", all=True))["items"]] == [1]
 
 
 async def test_a_grant_of_a_workspace_answers_within_it_and_is_nobody_elses(stocked: Shop) -> None:

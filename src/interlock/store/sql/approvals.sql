@@ -38,7 +38,11 @@ SELECT approval.* FROM approval
  ORDER BY approval.id DESC LIMIT $5;
 
 -- name: votes_on
-SELECT approval_id, digest, voter, decision, reason, at FROM vote WHERE approval_id = ANY($1::uuid[]) ORDER BY at, voter;
+-- As long as it is open, those whose keys still hold.
+SELECT approval_id, vote.digest, voter, decision, vote.reason, at
+  FROM vote JOIN approval ON approval.id = approval_id
+ WHERE approval_id = ANY($1::uuid[]) AND (approval.status <> 'requested' OR key_holds(voter))
+ ORDER BY at, voter;
 
 -- name: cast_vote
 -- Who said yes may still say no while it is open; what counts is their last word.

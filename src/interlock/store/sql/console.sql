@@ -50,7 +50,7 @@ SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
 -- name: pulse_of_inbox
 SELECT md5(string_agg(concat_ws(' ', id, digest, escalated_at, votes), ',' ORDER BY id)) FROM (
   SELECT id, digest, escalated_at,
-         (SELECT count(*) FROM vote WHERE vote.approval_id = approval.id) AS votes
+         (SELECT count(*) FROM vote WHERE vote.approval_id = approval.id AND key_holds(voter)) AS votes
     FROM approval WHERE tenant_id = $1 AND status = 'requested'
    ORDER BY id DESC LIMIT 200
 ) AS open;

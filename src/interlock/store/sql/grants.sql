@@ -15,7 +15,7 @@ RETURNING *;
 
 -- name: list_grants
 SELECT * FROM standing_grant
- WHERE tenant_id = $2 AND ($3 OR (revoked_at IS NULL AND expires_at > coalesce($1, now())))
+ WHERE tenant_id = $2 AND ($3 OR (revoked_at IS NULL AND expires_at > coalesce($1, now()) AND key_holds(created_by)))
    AND ($5::text IS NULL OR workspace_id = $5)
  ORDER BY id DESC LIMIT $4;
 
@@ -29,9 +29,9 @@ UPDATE standing_grant SET uses = uses + 1
       AND NOT EXISTS (SELECT FROM jsonb_each(arguments) AS meant WHERE meant.value IS DISTINCT FROM $4::text::jsonb -> meant.key)
       AND (tier = 'med' OR $5 = 'low')
       AND (workspace_id IS NULL OR workspace_id = $9)
-      AND created_by <> $6
+      AND created_by <> $6 AND key_holds(created_by)
       AND (cardinality($7::text[]) = 0
-           OR EXISTS (SELECT FROM api_key WHERE api_key.id::text = right(created_by, 36) AND api_key.groups && $7))
+           OR EXISTS (SELECT FROM api_key WHERE api_key.id = key_of(created_by) AND api_key.groups && $7))
       AND (reason IS NOT NULL OR NOT $8::boolean)
     ORDER BY expires_at DESC LIMIT 1
  )
