@@ -217,6 +217,54 @@ async def test_an_edited_action_is_another_action_judged_again_with_no_votes(sto
     assert shop.done[-1] == "refund ch_1 500"
 
 
+async def test_nobody_who_edited_an_action_approves_it_alone_whoever_edited_it_since(stocked: Shop, rig: Rig) -> None:
+    one, two, three = [await stocked.person(name) for name in ("one", "two", "three")]
+    run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
+    id = (await stocked.held(run_id))["id"]
+    for person, patch in ((one, {"to": "eve"}), (two, {"text": "hello"})):
+        assert (await person.approve(id, patch=patch))[1]["status"] == "requested"
+    for person in (one, two):
+        status, body = await person.approve(id)
+        assert (status, body["code"]) == (403, "SELF_APPROVAL")
+    assert (await three.approve(id))[1]["status"] == "approved"
+    assert (await stocked.ended(run_id))["status"] == "succeeded"
+    assert stocked.done == ["mail eve: hello"]
+
+
+async def test_an_edited_action_is_escalated_and_expires_as_its_own_rule_says(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    policy = """
+    @id("small") @decision("needs_approval") @tier("med") @approvers("staff") @expires_in("1h")
+    @escalate_to("directors") @escalate_after("20m")
+    permit (principal, action == Action::"shop.refund", resource) when { context.input.amount <= 100 };
+    @id("large") @decision("needs_approval") @tier("med") @approvers("staff") @expires_in("4h")
+    @escalate_to("board") @escalate_after("2h")
+    permit (principal, action == Action::"shop.refund", resource) when { context.input.amount > 100 };
+    @id("rest") permit (principal, action, resource) unless { action == Action::"shop.refund" };
+    """
+    assert (await shop.admin.publish(policy))[0] == 200
+    ann, dan, bea = [
+        await shop.person(name, "approver", group)
+        for name, group in (("ann", "staff"), ("dan", "directors"), ("bea", "board"))
+    ]
+    rig.clock.freeze()
+    run_id = await shop.start(shop.admin, "refund", charge="ch_1", amount=50)
+    question = await shop.held(run_id)
+    rig.clock.advance(20 * 60)
+    await rig.sweep()
+    assert (await dan.get(f"/api/approvals/{question['id']}"))["barred"] is None
+
+    status, edited = await ann.approve(question["id"], patch={"amount": 500})
+    assert (status, edited["status"], edited["approvers"]) == (200, "requested", ["staff"])
+    for person in (dan, bea):
+        assert (await person.approve(question["id"]))[1]["code"] == "NOT_AN_APPROVER"
+    rig.clock.advance(2 * 3600)
+    await rig.sweep()
+    assert (await shop.question(run_id))["status"] == "requested", "it has the time that the new rule gives"
+    assert (await dan.approve(question["id"]))[1]["code"] == "NOT_AN_APPROVER"
+    assert (await bea.approve(question["id"]))[1]["status"] == "approved"
+
+
 async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop, rig: Rig) -> None:
     shop = stocked
     one, two = await shop.person("one"), await shop.person("two")

@@ -36,6 +36,7 @@ class OnTimeout(Term):
     CONTINUE = "continue", "The step ends without an output and the run goes on."
 
 
+# How long people have, by what is at stake, unless the step or the rule says otherwise.
 EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
     {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 )

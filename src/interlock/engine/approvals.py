@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from interlock.definition.plan import EXPIRES_IN
 from interlock.engine.outside import open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
@@ -78,9 +79,9 @@ def question_of(approval: Row) -> Question:
     groups = [*approval["approvers"], *(approval["escalate_to"] if escalated else ())] if approval["approvers"] else []
     return Question(
         Tier(approval["tier"]), approval["two_person"],
-        frozenset(filter(None, (approval["requested_by"], approval["edited_by"]))),
+        frozenset((approval["requested_by"], *approval["edited_by"])),
         is_action=approval["kind"] != AskKind.GATE,
-        by_agent=approval["session_id"] is not None and approval["edited_by"] is None,
+        by_agent=approval["session_id"] is not None and not approval["edited_by"],
         groups=frozenset(groups), reason_required=approval["reason_required"],
     )  # fmt: skip
 
@@ -134,6 +135,8 @@ async def edit(
         f"{action.tool} on {action.target}" if action.target else action.tool, principal.actor, database.clock(),
         list(decision.approvers if stricter else approval["approvers"]),
         decision.reason_required if stricter else approval["reason_required"],
+        (decision.expires_in or EXPIRES_IN[decision.tier or Tier.HIGH]) if stricter else None,
+        list(decision.escalate_to if stricter else approval["escalate_to"]), decision.escalate_after,
     )  # fmt: skip
     assert edited is not None
     # What is secret stays the workflow's: the journal has neither its value nor a text in place of it.

@@ -76,7 +76,8 @@ def _action(approval: Row) -> Iterator[str]:
     lines = list(_difference(orjson.loads(approval["proposed"])["fields"] if approval["proposed"] else {}, action))
     yield f"*{escape(action['tool'])}*{target}\n{code(chr(10).join(lines) or 'no fields')}"
     if approval["edited_by"]:
-        yield f"Changed by {escape(_name(approval['edited_by']))}; votes on the earlier form no longer count."
+        people = " and ".join(dict.fromkeys(escape(_name(editor)) for editor in approval["edited_by"]))
+        yield f"Changed by {people}; votes on the earlier form no longer count."
 
 
 def _difference(before: dict[str, Any], action: dict[str, Any]) -> Iterator[str]:

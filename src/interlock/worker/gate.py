@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from interlock.definition.plan import EXPIRES_IN
 from interlock.engine import grants
 from interlock.engine.policies import Policies, asker_of, circumstances
 from interlock.governance.action import ProposedAction
@@ -17,9 +18,6 @@ from interlock.journal import StepFold
 from interlock.lifecycle import Tier
 from interlock.store.pool import Database, Row
 from interlock.telemetry import log
-
-# How long people have, by what is at stake, unless the rule says otherwise.
-EXPIRES_IN = {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 
 
 @dataclass(frozen=True, slots=True)

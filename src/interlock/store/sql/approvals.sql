@@ -58,10 +58,16 @@ RETURNING voter, announce(
 SELECT * FROM approval WHERE tenant_id = $1 AND receipt_id = $2 AND kind = 'in_doubt' ORDER BY id DESC LIMIT 1;
 
 -- name: edit_action
--- A new action under the same question; the votes so far were about the old one.
+-- A new action under the same question; the votes so far were about the old one. If the policy asks for people ($14: for
+-- how long), they are asked as its rule says; else as they were.
 UPDATE approval
    SET proposed = coalesce(proposed, action), action = $2::text::jsonb, digest = $3, tier = $4, two_person = $5, rule_ids = $6, reason = $7, policy_digest = $8,
-       summary = $9, edited_by = $10, approvers = $12, reason_required = $13
+       summary = $9, edited_by = array_append(edited_by, $10), approvers = $12, reason_required = $13,
+       expires_at = coalesce(coalesce($11, now()) + make_interval(secs => $14), expires_at),
+       remind_at = coalesce(coalesce($11, now()) + make_interval(secs => $14 / 2), remind_at),
+       escalate_to = $15,
+       escalate_at = CASE WHEN $14 IS NULL THEN escalate_at ELSE coalesce($11, now()) + make_interval(secs => $16) END,
+       escalated_at = CASE WHEN $14 IS NULL THEN escalated_at END
  WHERE id = $1
 RETURNING *, announce('approval.edited', approval, coalesce($11, now()))::text AS announced;
 
