@@ -4,16 +4,17 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
 
 from interlock.errors import Conflict, Unavailable
 from interlock.settings import Settings
-from interlock.store import embedded
+from interlock.store import embedded, pool
 from interlock.store import migrate as migrations
 from interlock.store.migrate import Migration, migrate, status, wait_until_migrated
-from interlock.store.pool import Database
+from interlock.store.pool import Database, connection_options
 from tests.conftest import url_of
 
 _numbers = itertools.count()
@@ -101,6 +102,28 @@ async def test_a_worker_waits_until_somebody_has_migrated(empty: Database) -> No
     waiting = asyncio.create_task(wait_until_migrated(empty))
     await migrate(empty)
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_worker_refuses_a_database_of_a_newer_interlock(database: Database) -> None:
+    await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
+    with pytest.raises(Conflict, match="newer Interlock \\(9999_future\\); upgrade this one") as caught:
+        await asyncio.wait_for(wait_until_migrated(database), 5)
+    assert caught.value.code == "DATABASE_NEWER"
+
+
+async def test_a_migration_and_whoever_waits_for_it_take_as_long_as_it_takes(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = connection_options  # as it is with a statement_timeout of nearly nothing, less the five seconds
+    monkeypatch.setattr(pool, "connection_options", lambda database: hasty(database) | {"command_timeout": 0.2})
+    slow = Migration("9999_slow", "SELECT pg_sleep(0.5)")
+    monkeypatch.setattr(migrations, "migrations", lambda: [slow])
+    monkeypatch.setattr(migrations, "ensure_partitions", AsyncMock())
+    databases = [await Database(empty_url, Settings(database_patience_seconds=0.1), size=2).open() for _ in range(2)]
+    applied = await asyncio.gather(*(migrate(database) for database in databases))
+    assert sorted(applied) == [[], ["9999_slow"]]
+    for database in databases:
+        await database.close()
 
 
 async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partition(database: Database) -> None:

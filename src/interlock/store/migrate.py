@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -37,7 +38,7 @@ async def migrate(database: Database) -> list[str]:
     """Apply what is missing; returns the names of what was applied."""
 
     async def attempt() -> list[str]:
-        async with database.connection() as connection:
+        async with database.unhurried() as connection:
             _check_version(connection.get_server_version())
             return await _migrate(connection)
 
@@ -70,16 +71,20 @@ async def _pending(connection: Any) -> list[Migration]:
         " (name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL)"
     )
     applied = {r["name"]: r["digest"] for r in await connection.fetch("SELECT name, digest FROM migration")}
+    _refuse_newer(applied)
     known = migrations()
-    if unknown := set(applied) - {m.name for m in known}:
-        raise Conflict(
-            f"the database was migrated by a newer Interlock ({', '.join(sorted(unknown))}); upgrade this one",
-            code="DATABASE_NEWER",
-        )
     for migration in known:
         if applied.get(migration.name, migration.digest) != migration.digest:
             raise Conflict(f"migration {migration.name} was changed after it was applied", code="MIGRATION_CHANGED")
     return [m for m in known if m.name not in applied]
+
+
+def _refuse_newer(applied: Iterable[str]) -> None:
+    if unknown := set(applied) - {m.name for m in migrations()}:
+        raise Conflict(
+            f"the database was migrated by a newer Interlock ({', '.join(sorted(unknown))}); upgrade this one",
+            code="DATABASE_NEWER",
+        )
 
 
 async def status(database: Database) -> dict[str, Any]:
@@ -135,5 +140,9 @@ def _check_version(version: Any) -> None:
 
 async def wait_until_migrated(database: Database) -> None:
     """For workers that start before the server that migrates: they wait instead of failing."""
-    while (await status(database))["pending"]:  # noqa: ASYNC110 — another process is the one that knows
+    while True:
+        found = await status(database)
+        _refuse_newer(found["applied"])
+        if not found["pending"]:
+            return
         await asyncio.sleep(0.5)

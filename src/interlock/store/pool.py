@@ -245,6 +245,15 @@ class Database:
     def connection(self) -> _Use:
         return self.pool.acquire()
 
+    @asynccontextmanager
+    async def unhurried(self) -> AsyncIterator[Any]:
+        """A connection of its own on which the driver waits as long as the server does: for what may take hours."""
+        connection: Any = await asyncpg.connect(**connection_options(self) | {"command_timeout": None})
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
     async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
         """One transaction, tried again from its beginning when the connection breaks."""
 
