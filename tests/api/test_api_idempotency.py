@@ -157,6 +157,14 @@ class TestImpatient:
         answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
         assert answer.status_code == 201
 
+    async def test_a_request_that_any_other_lock_stops_is_not_told_of_a_twin(
+        self, rig: Rig, http: httpx2.AsyncClient
+    ) -> None:
+        async with rig.database.transaction() as migration:
+            await migration.connection.execute("LOCK TABLE run IN ACCESS EXCLUSIVE MODE")
+            answer = await http.post("/api/runs", json={"workflow": "echo"}, headers={"Idempotency-Key": "k1"})
+        assert answer.status_code == 503
+
 
 @pytest.mark.parametrize(
     ("path", "body"), [("/api/keys", {"name": "k", "role": "viewer"}), ("/api/tenants", {"name": "acme"})]

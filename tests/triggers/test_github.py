@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from interlock.engine import idempotency, secrets, sweeps, tenants, triggers
+from interlock.settings import Settings
 from interlock.store.pool import Database
 from tests.rig import Rig
 from tests.triggers.conftest import Apply
@@ -60,6 +61,34 @@ class restarted:  # noqa: N801 - a context manager
 
     async def __aexit__(self, *_: object) -> None:
         await self._database.close()
+
+
+class TestImpatient:
+    @pytest.fixture
+    def settings(self, monkeypatch: pytest.MonkeyPatch) -> Settings:
+        monkeypatch.setattr(triggers, "_PATIENCE_SECONDS", 0.05)
+        return Settings(lock_timeout_seconds=0.05, database_patience_seconds=0.1)
+
+    async def test_a_delivery_whose_twin_is_still_under_way_is_taken_for_it(self, rig: Rig, apply: Apply) -> None:
+        await apply(**HOOK)
+        async with rig.database.transaction() as other:
+            first = idempotency.Request(rig.admin.tenant_id, "github:d1:hook", "github", b"")
+            assert await idempotency.begin(other, rig.database, first) is None
+            answer = await from_github(rig, "push", delivery="d1")
+        assert (answer.status_code, answer.json()["outcome"]) == (202, "processing")
+
+    @pytest.mark.parametrize("table", ["run", "idempotency"])
+    async def test_a_delivery_that_any_other_lock_stops_is_to_be_sent_again(
+        self, rig: Rig, apply: Apply, table: str
+    ) -> None:
+        await apply(**HOOK)
+        async with rig.database.transaction() as migration:
+            await migration.connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            answer = await from_github(rig, "push", delivery="d1")
+        assert (answer.status_code, answer.json()["code"]) == (503, "UNAVAILABLE")
+        again = await from_github(rig, "push", delivery="d1")
+        assert (again.status_code, again.json()["outcome"]) == (202, "started")
+        assert len(await runs(rig)) == 1
 
 
 async def test_what_starts_with_a_gate_is_started_once_too(rig: Rig, apply: Apply) -> None:

@@ -12,6 +12,7 @@ A key says where it comes from:
 """
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from interlock.telemetry import log, metrics
 KEEP_SECONDS = 24 * 3600.0
 _KEEP_FAILED_SECONDS = 3600.0
 MOST_ATTEMPTS = 5
+# `while inserting index tuple (0,7) in relation "idempotency"`, in whichever language the server speaks.
+_RECORD = re.compile(r"\(\d+,\d+\).*\bidempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +111,21 @@ async def once(
 
 @contextmanager
 def says_in_flight(request: Request | None) -> Iterator[None]:
-    """A lock that is not to be had is the record's: another request with the same key holds it."""
+    """A record that is not to be had is held by another request with the same key."""
     try:
         yield
     except Unavailable as error:
-        awaited = isinstance(error.__cause__, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError)
-        if request is None or not awaited:
+        if request is None or not _waited_at_record(error.__cause__):
             raise
         metrics.idempotency_hits.labels(request.source, "in_flight").inc()
         raise _in_flight() from None
+
+
+def _waited_at_record(error: BaseException | None) -> bool:
+    """Any other lock, that of the whole table too, says nothing about the key: who takes it for the record's tells a
+    sender that its event is dealt with, and nobody deals with it. The server names the row that it waited at."""
+    waited = isinstance(error, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError)
+    return waited and _RECORD.search(getattr(error, "context", None) or "") is not None
 
 
 async def _first(
