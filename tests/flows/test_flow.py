@@ -234,6 +234,33 @@ async def _failing(rig: Rig, body: Any) -> dict[str, Any]:
     return error
 
 
+async def test_what_a_tool_returned_is_the_same_when_the_flow_is_run_again(rig: Rig, calls: list[str]) -> None:
+    """Also where the database writes it in another way: the order of keys, large numbers, minus zero."""
+    numbers = [1e16, -1e16, 1.2345678901234568e17, 1e19, -1e19, 1e20, 1.0, -0.0, 1e-7, 1e308, 2**63, 2**64 - 1]
+
+    @rig.tool("t.stock")
+    async def stock() -> Any:
+        return {"widgets": 1, "ink": 2, "é": 3, "zz": {"nuts": numbers, "cap": 4}}
+
+    told: list[str] = []
+
+    @rig.flow("stock")
+    async def count(ctx: FlowContext) -> Any:
+        found = await ctx.call("t.stock")
+        told.append(repr(found))
+        for name in found:
+            await ctx.call("t.echo", x=[name, found[name]])
+        await ctx.approve("ok", tier="low")
+        return list(found)
+
+    run_id = await rig.start("stock")
+    await rig.work_until(run_id, "waiting_approval")
+    await rig.approve(run_id)
+    run = await rig.work_until(run_id)
+    assert (run["status"], run["result"]) == ("succeeded", ["zz", "é", "ink", "widgets"]), run["error"]
+    assert len(told) == 2 and told[0] == told[1]
+
+
 async def test_a_flow_that_raises_fails_with_what_it_raised_and_where(rig: Rig) -> None:
     async def body(ctx: FlowContext) -> None:
         raise KeyError("since")

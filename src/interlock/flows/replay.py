@@ -23,7 +23,7 @@ from interlock.flows.asked import Asked, Gathered, described
 from interlock.flows.context import FlowContext
 from interlock.flows.faults import FlowChanged, FlowMisused, StepFailed, step_failed
 from interlock.flows.registry import Flow
-from interlock.journal import FATAL, NO_OUTPUT, EntryType, FlowEnd, Journal
+from interlock.journal import FATAL, EntryType, FlowEnd, Journal, as_stored, read_back
 from interlock.lifecycle import RunReason, StepState
 from interlock.telemetry import log
 
@@ -249,10 +249,10 @@ class Replay:
         fold = self._journal.steps[key]
         match fold.status:
             case StepState.SUCCEEDED | StepState.SKIPPED:
-                return orjson.loads(fold.output or NO_OUTPUT), None
+                return read_back(fold.output), None
             case StepState.FAILED if fold.reason not in FATAL:
                 reason = RunReason(fold.reason or RunReason.TERMINAL_ERROR)
-                return None, step_failed(key, reason, fold.last_error or {})
+                return None, step_failed(key, reason, as_stored(fold.last_error or {}))
             case _:
                 return None
 

@@ -4,7 +4,8 @@ from interlock.journal.advance import ENGINE, Awaited, Next, Stop, Wait, advance
 from interlock.journal.ask import Ask, AskKind, ask
 from interlock.journal.conclude import Leave, conclude, ended, go_on
 from interlock.journal.entry import Entry, EntryType
-from interlock.journal.journal import FATAL, NO_OUTPUT, FlowEnd, Journal, StepFold, encode
+from interlock.journal.journal import FATAL, FlowEnd, Journal, StepFold, encode
+from interlock.journal.output import NO_OUTPUT, as_stored, read_back
 from interlock.journal.turns import Reply, next_keys
 from interlock.journal.undo import Settle, wind_up
 from interlock.journal.words import TIMED_OUT, Command, Word, apply_word
@@ -32,11 +33,13 @@ __all__ = [
     "Word",
     "advance",
     "apply_word",
+    "as_stored",
     "ask",
     "conclude",
     "encode",
     "ended",
     "go_on",
     "next_keys",
+    "read_back",
     "wind_up",
 ]

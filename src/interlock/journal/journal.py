@@ -18,6 +18,7 @@ from interlock.definition.expression import Scope
 from interlock.definition.flow import declared_step
 from interlock.definition.plan import Plan, Step
 from interlock.journal.entry import Entry, EntryType
+from interlock.journal.output import NO_OUTPUT, read_back
 from interlock.lifecycle import (
     RUN,
     STEP,
@@ -28,8 +29,6 @@ from interlock.lifecycle import (
     StepState,
     fired_by,
 )
-
-NO_OUTPUT = "null"
 
 # What a flow cannot catch: it was forbidden, or what became of it is not known.
 FATAL = frozenset(
@@ -336,7 +335,7 @@ class Journal:
             undo = fold.step.undo
             if undo is not None and fold.status == StepState.SUCCEEDED and "replayed_from" not in data:
                 self.undos[undo.key] = StepFold(undo)
-            self.scope.settle(fold.step.key, fold.status, partial(orjson.loads, entry.output or NO_OUTPUT))
+            self.scope.settle(fold.step.key, fold.status, partial(read_back, entry.output))
 
     def _is_fatal(self, fold: StepFold) -> bool:
         if self.plan.agent is not None and fold.reason == RunReason.POLICY_DENIED:
@@ -360,7 +359,7 @@ class Journal:
         """What its input may refer to: what undoes a step sees what that step returned."""
         if fold.step.undoes is None:
             return self.scope
-        return self.scope.seeing(orjson.loads(self.steps[fold.step.undoes].output or NO_OUTPUT))
+        return self.scope.seeing(read_back(self.steps[fold.step.undoes].output))
 
     def unsettled(self) -> Iterator[StepFold]:
         """Steps that are not settled, and of what undoes them what is begun."""

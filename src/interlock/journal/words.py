@@ -9,7 +9,8 @@ from typing import Any
 
 from interlock.definition.plan import OnReject, OnTimeout, StepKind
 from interlock.journal.entry import EntryType
-from interlock.journal.journal import NO_OUTPUT, Journal, StepFold
+from interlock.journal.journal import Journal, StepFold
+from interlock.journal.output import NO_OUTPUT
 from interlock.journal.undo import Settle, wind_up
 from interlock.lifecycle import (
     ApprovalState,
