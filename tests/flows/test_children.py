@@ -288,6 +288,18 @@ async def test_a_workflow_whose_flow_fails_fails(rig: Rig) -> None:
     assert run["error"]["message"].endswith("of bad is failed: no")
 
 
+async def test_a_child_whose_input_has_no_value_fails_its_step(rig: Rig) -> None:
+    @rig.flow("child")
+    async def child(ctx: FlowContext, input: Any) -> Any:
+        return input
+
+    await rig.apply("name: outer\nsteps:\n  - {id: sub, flow: child, input: {n: '${input.n}'}}")
+    run = await rig.work_until(await rig.start("outer", {}))
+    assert (run["status"], run["reason"], run["error"]["step"]) == ("failed", "terminal_error", "sub")
+    assert "input.n" in run["error"]["message"]
+    assert await rig.sql("SELECT FROM run WHERE parent_run_id IS NOT NULL") == []
+
+
 async def test_a_parent_that_is_stopped_in_the_middle_of_a_step_stops_its_children(rig: Rig) -> None:
     held = Hold()
 

@@ -12,7 +12,7 @@ from interlock.governance.action import ProposedAction
 from interlock.ids import uuid7
 from interlock.journal import AskKind, StepFold, ask
 from interlock.lifecycle import RunReason, StepEvent, StepState
-from interlock.worker.executor import Call, Failed, prepare, prepare_as, propose_read
+from interlock.worker.executor import Call, Failed, describe, prepare, prepare_as, propose_read
 from interlock.worker.gate import Deny, Hold, Pass
 from interlock.worker.held import HeldRun
 from interlock.worker.receipts import declare, over_cap
@@ -80,12 +80,13 @@ class Passage:
         assert step.workflow is not None
         try:
             version, plan = await run.worker.plans.current(run.lease.tenant_id, step.workflow, step.version)
-        except (NotFound, Conflict) as error:
+            given = fold.input(run.journal.scope)
+        except (NotFound, Conflict, ValueError) as error:
             self._settler.begin(fold)
-            self._settler.fail(fold, {"type": type(error).__name__, "message": error.detail}, RunReason.TERMINAL_ERROR)
+            self._settler.fail(fold, describe(error), RunReason.TERMINAL_ERROR)
             return
         child = Child(
-            uuid7(), run.row, step.key, step.workflow, version, fold.input(run.journal.scope), plan.timeout,
+            uuid7(), run.row, step.key, step.workflow, version, given, plan.timeout,
             plan.max_concurrency is not None, run.traceparent,
         )  # fmt: skip
         data = {"child": str(child.id), "workflow": step.workflow, "version": version}
