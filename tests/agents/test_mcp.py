@@ -7,18 +7,21 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 
 from interlock import __version__
 from interlock.cli import tools as tools_command
 from interlock.client import AsyncClient
 from interlock.client.mcp import Bridge
-from interlock.errors import Invalid
+from interlock.errors import Invalid, Retryable
 from interlock.lifecycle import Tier
+from interlock.tools import mcp
 from interlock.tools.mcp import (
     Connection,
     Server,
@@ -30,7 +33,7 @@ from interlock.tools.mcp import (
     tool_of,
     write_servers,
 )
-from tests.agents import clock_server
+from tests.agents import clock_server, gate_server
 from tests.agents.conftest import Talk
 from tests.cli.stub import run as run_command
 from tests.rig import Rig
@@ -244,6 +247,82 @@ def test_a_broken_list_of_servers_says_so(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-9])
     with pytest.raises(Invalid, match="is not a list of MCP servers"):
         read_servers(path)
+
+
+GATE = Server("gate", (sys.executable, gate_server.__file__), env=("PATH",))
+
+
+@pytest.fixture
+async def gated() -> AsyncIterator[Connection]:
+    connection = Connection(replace(GATE, tools=await offered(GATE)))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> str:
+    """A pipe: whoever opens it to write waits for whoever reads, who waits for it to be closed."""
+    os.mkfifo(tmp_path / "gate")
+    return str(tmp_path / "gate")
+
+
+async def test_an_error_for_an_answer_leaves_the_calls_of_others_alone(gated: Connection, gate: str) -> None:
+    other = asyncio.create_task(gated.call("wait", {"gate": gate}))
+    with await asyncio.to_thread(open, gate, "w") as inside:
+        for _ in range(2):
+            with pytest.raises(MCPError, match="not like this"):
+                await gated.call("refuse", {})
+        inside.write("done")
+    assert await other == {"result": "done"}
+
+
+async def test_a_call_that_was_cut_off_does_not_end_the_connection_that_came_after_its_own(
+    gated: Connection, gate: str
+) -> None:
+    first = asyncio.create_task(gated.call("wait", {"gate": gate}))
+    with await asyncio.to_thread(open, gate, "w"):
+        closing = asyncio.create_task(gated.close())
+        second = asyncio.create_task(gated.call("wait", {"gate": os.devnull}))
+        with pytest.raises(MCPError, match="closed"):
+            await first
+        assert await second == {"result": ""}
+        await closing
+
+
+async def test_who_waits_for_a_connection_that_another_gave_up_may_try_again(
+    gated: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def nowhere(stack: AsyncExitStack) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gated, "_place", nowhere)
+    monkeypatch.setattr(mcp, "_CONNECT_SECONDS", 0.05)
+    impatient = asyncio.create_task(gated.call("refuse", {}))
+    await asked.wait()
+    monkeypatch.setattr(mcp, "_CONNECT_SECONDS", 20.0)
+    patient = asyncio.create_task(gated.call("refuse", {}))
+    both = await asyncio.gather(impatient, patient, return_exceptions=True)
+    assert [type(error) for error in both] == [Retryable, Retryable], both
+
+
+async def test_a_server_that_never_answers_does_not_hold_the_call_for_ever(
+    talk: Talk, gated: Connection, gate: str, tmp_path: Path
+) -> None:
+    assert tool_of(gated, "wait").timeout == 300
+    hasty = replace(gated.server, timeout_seconds=0.2)
+    write_servers(tmp_path / "mcp.json", {"gate": hasty})
+    assert read_servers(tmp_path / "mcp.json") == {"gate": hasty}
+    await gated.client()  # it is there before the time runs
+    gated.server = hasty
+    talk.rig.tools.put(tool_of(gated, "wait"))
+    await talk.http.put("/api/policy", content='@id("all") permit(principal, action in Action::"gate", resource);')
+    async with talk.rig.worker():
+        asked = await act(talk, "gate.wait", gate=gate)
+    [receipt] = (await talk.get(f"/api/runs/{asked['id']}/receipts"))["items"]
+    assert (asked["status"], receipt["status"]) == ("pending_approval", "in_doubt")
 
 
 async def test_an_mcp_client_gets_our_tools_through_the_gate(rig: Rig, talk: Talk) -> None:

@@ -65,6 +65,7 @@ def add_mcp(
         str | None, typer.Option(metavar="VARIABLE", help="The variable with the token that the address asks for.")
     ] = None,
     trust: Trust = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long a call may take.")] = 300,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +82,9 @@ def add_mcp(
         raise typer.BadParameter("an address is given no variables; its token is --token-env", param_hint="--env")
     if token_env and not url:
         raise typer.BadParameter("only an address has a token; a command gets it with --env", param_hint="--token-env")
-    server = Server(name, tuple(command or ()), url, tuple(env or ()), trust, token_env=token_env)
+    server = Server(
+        name, tuple(command or ()), url, tuple(env or ()), trust, token_env=token_env, timeout_seconds=timeout
+    )
     _accept(server, yes=yes, as_json=as_json)
 
 

@@ -29,6 +29,8 @@ from interlock.tools.registry import Registry, Tool
 _ODD = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,49}")
 _CONNECT_SECONDS = 30.0
+# How long a call may take. A server that never answers must not hold its step, and a place of the worker, for ever.
+CALL_SECONDS = 300.0
 
 
 class _Anything(BaseModel):
@@ -50,6 +52,7 @@ class Server:
     # What was accepted, by the server's own name of each tool.
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     token_env: str | None = None
+    timeout_seconds: float = CALL_SECONDS
 
     def as_dict(self) -> dict[str, Any]:
         place: dict[str, Any] = (
@@ -57,7 +60,9 @@ class Server:
             if self.url
             else {"command": list(self.command), "env": list(self.env)}
         )
-        return place | {"trusted": self.trusted, "tools": dict(self.tools)}
+        return place | {
+            "trusted": self.trusted, "timeout_seconds": self.timeout_seconds, "tools": dict(self.tools),
+        }  # fmt: skip
 
 
 def read_servers(path: Path) -> dict[str, Server]:
@@ -67,6 +72,7 @@ def read_servers(path: Path) -> dict[str, Server]:
             name: Server(
                 name, tuple(about.get("command", ())), about.get("url"), tuple(about.get("env", ())),
                 bool(about.get("trusted", False)), about["tools"], about.get("token_env"),
+                float(about.get("timeout_seconds", CALL_SECONDS)),
             )
             for name, about in found.items()
         }  # fmt: skip
@@ -181,7 +187,8 @@ def tool_of(connection: "Connection", tool: str) -> McpTool:
     return McpTool(
         name=tool_name(server.name, tool), function=call, description=about["description"], is_async=True,
         wants_context=True, arguments=_Anything, writes=writes, risk=risk, idempotent=idempotent, key=None, undo=None,
-        timeout=None, target=None, show=frozenset(), reconcile=None, input_schema=dict(about["input_schema"]),
+        timeout=server.timeout_seconds, target=None, show=frozenset(), reconcile=None,
+        input_schema=dict(about["input_schema"]),
     )  # fmt: skip
 
 
@@ -209,22 +216,23 @@ class Connection:
         self._keeping: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        opened = self._open()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                client = await self.client()
+                client = await self._client(opened)
                 # Before each call: what the server says now is what would be called.
                 now = (await _offered(client)).get(tool)
         except (Retryable, Terminal):
             raise
         except Exception as error:
-            self._drop()
+            self._drop_unless_answered(opened, error)
             raise Retryable(self.absent(error)) from None
         self._refuse_changed(tool, now)
         try:
             result = await client.call_tool(tool, arguments)
-        except Exception:
-            self._drop()  # whether it was done nobody knows; the executor sees to that
-            raise
+        except Exception as error:
+            self._drop_unless_answered(opened, error)
+            raise  # whether it was done nobody knows; the executor sees to that
         return _answer(result)
 
     def _refuse_changed(self, tool: str, now: Mapping[str, Any] | None) -> None:
@@ -238,11 +246,24 @@ class Connection:
             )
 
     async def client(self) -> Any:
+        return await self._client(self._open())
+
+    def _open(self) -> "asyncio.Future[Any]":
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
             # A task of its own: whoever opens a connection has to close it, and callers come and go.
             self._keeping = asyncio.create_task(self._keep(self._opened))
-        return await asyncio.shield(self._opened)
+        return self._opened
+
+    async def _client(self, opened: "asyncio.Future[Any]") -> Any:
+        try:
+            return await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Another caller gave it up. Ours was not cut off: nothing was sent.
+            raise Retryable(f"MCP server {self.server.name} is not there: it did not answer another call") from None
 
     async def _keep(self, opened: "asyncio.Future[Any]") -> None:
         try:
@@ -271,13 +292,13 @@ class Connection:
         from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
-        if self.server.url is not None and self.server.token_env is not None:
-            headers = {"Authorization": f"Bearer {self._token(self.server.token_env)}"}
-            # A stream is open for as long as the tool takes. No redirects: the token is for this address.
-            http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_SECONDS, read=300.0))
-            return streamable_http_client(self.server.url, http_client=await stack.enter_async_context(http))
         if self.server.url is not None:
-            return self.server.url
+            token = self.server.token_env
+            headers = {"Authorization": f"Bearer {self._token(token)}"} if token is not None else {}
+            # A stream is open for as long as the tool takes. No redirects: the token is for this address.
+            patience = httpx2.Timeout(_CONNECT_SECONDS, read=max(CALL_SECONDS, self.server.timeout_seconds))
+            http = httpx2.AsyncClient(headers=headers, timeout=patience)
+            return streamable_http_client(self.server.url, http_client=await stack.enter_async_context(http))
         env = {name: os.environ[name] for name in self.server.env if name in os.environ}
         command, *args = self.server.command
         start = StdioServerParameters(command=command, args=args, env=env or None)
@@ -298,14 +319,23 @@ class Connection:
             return token
         raise Terminal(f"the environment variable {variable}, the token of MCP server {self.server.name}, is not set")
 
-    def _drop(self) -> None:
-        if self._keeping is not None:
+    def _drop_unless_answered(self, opened: "asyncio.Future[Any]", error: Exception) -> None:
+        """An error that the server sent is an answer. Others may be waiting for theirs on the same connection."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+        if not isinstance(error, MCPError) or error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+            self._drop(opened)
+
+    def _drop(self, opened: "asyncio.Future[Any] | None") -> None:
+        """Unless another has taken its place: that one has not failed."""
+        if self._keeping is not None and self._opened is opened:
             self._keeping.cancel()
-        self._opened = self._keeping = None
+            self._opened = self._keeping = None
 
     async def close(self) -> None:
         keeping = self._keeping
-        self._drop()
+        self._drop(self._opened)
         if keeping is not None:
             with suppress(asyncio.CancelledError):
                 await keeping
