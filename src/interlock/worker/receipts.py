@@ -21,7 +21,7 @@ def declare(run: HeldRun, call: Call, passed: Pass) -> None:
     assert call.action is not None
     call.receipt_id = uuid7()
     key = call.context.idempotency_key
-    data = {"receipt_id": str(call.receipt_id), "idempotency_key": key, "digest": call.action.digest}
+    data: dict[str, Any] = {"receipt_id": str(call.receipt_id), "idempotency_key": key, "digest": call.action.digest}
     data |= passed.grounds()
     if call.tool.idempotent:
         data["idempotent"] = True
