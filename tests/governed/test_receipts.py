@@ -1,6 +1,7 @@
 """Receipts: one effect, one key, one success; what is in doubt is for people, and what is undone is undone once."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
 from interlock.telemetry import metrics
 from interlock.tools import Context, DidNotHappen, Happened
-from interlock.worker import settle
+from interlock.worker import executor, settle
 from interlock.worker.loop import Worker
 
 PAY = """
@@ -232,6 +233,28 @@ async def test_a_write_that_overran_its_time_is_in_doubt(shop: Shop, rig: Rig) -
     await rig.apply(PAY)
     question = await shop.held(await shop.start(shop.admin, "pay", amount=5, to="ada"))
     assert (question["kind"], len(shop.done)) == ("in_doubt", 1)
+
+
+async def test_a_write_whose_thread_is_still_at_it_is_not_asked_about_but_in_doubt(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_THREAD_GRACE_SECONDS", 0.01)
+    release = threading.Event()
+
+    async def reconcile(amount: int, to: str) -> DidNotHappen:
+        return DidNotHappen()  # not yet
+
+    @rig.tool("bank.pay", writes=True, timeout=0.05, reconcile=reconcile)
+    def pay(amount: int, to: str) -> None:
+        shop.done.append("paid")
+        release.wait(30)
+
+    await rig.apply(PAY)
+    try:
+        question = await shop.held(await shop.start(shop.admin, "pay", amount=5, to="ada"))
+        assert (question["kind"], len(shop.done)) == ("in_doubt", 1)
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(
@@ -466,6 +489,30 @@ async def test_canceling_a_write_in_flight_says_so_on_its_receipt(
         finder = await shop.person("finder")
         got, receipt = await finder.post(f"/api/receipts/{receipt['id']}/resolve", {"outcome": "did_not_happen"})
         assert (got, receipt["status"]) == (200, "failed"), "also when its run has ended"
+
+
+async def test_a_write_that_waits_for_a_thread_never_begins_after_a_cancel(shop: Shop, rig: Rig) -> None:
+    busy = threading.Event()
+
+    @rig.tool("bank.look")
+    def look(ctx: Context) -> None:
+        busy.set()
+        while True:
+            ctx.heartbeat()
+            threading.Event().wait(0.001)
+
+    @rig.tool("bank.pay", writes=True)
+    def pay() -> None:
+        shop.done.append("paid")
+
+    await rig.apply("{name: w, steps: [{id: a, needs: [], tool: bank.look}, {id: b, needs: [], tool: bank.pay}]}")
+    run_id = await rig.start("w")
+    async with rig.worker(capacity=1):
+        await asyncio.to_thread(busy.wait, 20)
+        await rig.cancel(run_id)
+        run = await rig.until(run_id)
+    assert (run["status"], shop.done) == ("canceled", [])
+    assert [r["status"] for r in await shop.receipts(run_id)] == ["failed"], "and nobody has to look"
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])

@@ -6,6 +6,7 @@ import threading
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
@@ -220,6 +221,30 @@ async def test_a_thread_that_does_not_notice_is_left_behind(bench: Bench, monkey
         release.set()
 
 
+async def test_a_thread_that_answers_as_its_time_is_over_has_answered(bench: Bench) -> None:
+    @bench.tool(timeout=0.01, writes=True)
+    def do(ctx: Context) -> str:
+        ctx.cancel_token().wait(30)
+        return "paid"
+
+    assert await bench.output() == "paid"
+
+
+async def test_what_waits_for_a_thread_until_its_time_is_over_was_not_begun(bench: Bench) -> None:
+    called: list[str] = []
+
+    @bench.tool(timeout=0.01, writes=True)
+    def do() -> None:
+        called.append("do")
+
+    with _no_thread_free(bench):
+        failed = await bench.failure()
+    assert (failed.retryable, failed.in_doubt) == (True, False)
+    assert failed.error["message"] == "t.do was not begun: no thread was free in its time"
+    bench.shop.threads.shutdown()
+    assert called == []
+
+
 async def test_a_time_out_inside_a_tool_is_the_tools_own(bench: Bench) -> None:
     @bench.tool(timeout=3600)
     async def do() -> None:
@@ -268,6 +293,34 @@ async def test_a_thread_is_interrupted_at_its_next_heartbeat(bench: Bench) -> No
     task.cancel()
     assert await task == Interrupted()
     assert ended.is_set()
+
+
+async def test_what_is_told_to_stop_while_it_waits_for_a_thread_never_begins(bench: Bench) -> None:
+    called: list[str] = []
+
+    @bench.tool(writes=True)
+    def do() -> None:
+        called.append("do")
+
+    with _no_thread_free(bench):
+        task = asyncio.create_task(bench.execute())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await task == Interrupted(begun=False)
+    bench.shop.threads.shutdown()
+    assert called == []
+
+
+@contextmanager
+def _no_thread_free(bench: Bench) -> Iterator[None]:
+    """Each is in something that ends with the block."""
+    release = threading.Event()
+    for _ in range(2):
+        bench.shop.threads.submit(release.wait, 30)
+    try:
+        yield
+    finally:
+        release.set()
 
 
 async def test_a_tool_that_answers_although_it_was_told_to_stop_has_answered(bench: Bench) -> None:

@@ -314,6 +314,10 @@ class Driver:
         """A write that was cut off is asked about before anybody repeats it."""
         if isinstance(outcome, Failed) and outcome.in_doubt:
             call.fold.last_error = outcome.error
+            if call.left_behind:
+                # Whatever its system would say now, the thread may still do it.
+                self._recovery.doubt(call.fold, call.action)
+                return
             if not await self._recovery.may_repeat(call.fold):
                 return
         self._settler.settle(call, outcome, began)

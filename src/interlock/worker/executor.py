@@ -14,6 +14,7 @@ from concurrent.futures import Executor as Threads
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -61,7 +62,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """It was told to stop, and did."""
+    """It was told to stop, and did; perhaps before anything was done."""
+
+    begun: bool = True
+
+
+class NotBegun(Retryable):
+    """It waited for a thread until it was told to stop or its time was over."""
 
 
 Outcome = Done | Failed | Interrupted
@@ -93,6 +100,8 @@ class Call:
     grounds: dict[str, Any] | None = None
     # Values that must not be seen: what the tool calls secret and, once they are opened, the secrets it is given.
     hidden: set[str] = field(default_factory=set)
+    # In a thread that did not end when it was told to: what it does, it does still.
+    left_behind: bool = False
 
     @property
     def timeout(self) -> float | None:
@@ -195,8 +204,8 @@ async def attempt(shop: Workshop, call: Call) -> Outcome:
     try:
         result = await perform(shop, call)
     except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
-        if isinstance(error, (asyncio.CancelledError, Canceled)) and told_to_stop():
-            return Interrupted()
+        if isinstance(error, (asyncio.CancelledError, Canceled, NotBegun)) and told_to_stop():
+            return Interrupted(begun=not isinstance(error, NotBegun))
         cut_off = call.tool.writes and not call.tool.idempotent and is_cut_off(error)
         return failure(error, call.context, in_doubt=cut_off)
     return finish(shop, call, result)
@@ -245,12 +254,12 @@ async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> An
     if timeout is None:
         if tool.is_async:
             return await tool.function(*args, **arguments)
-        return await in_thread(shop.threads, tool, args, arguments, context)
+        return await in_thread(shop, call, args, arguments)
     try:
         async with asyncio.timeout(timeout) as limit:
             if tool.is_async:
                 return await tool.function(*args, **arguments)
-            return await in_thread(shop.threads, tool, args, arguments, context)
+            return await in_thread(shop, call, args, arguments)
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"{tool.name} took longer than {timeout:g} s") from None
@@ -270,23 +279,37 @@ async def fill(shop: Workshop, call: Call) -> dict[str, Any]:
     return call.tool.validated(call.fold.input(call.scope, opened.values), show_input=False)
 
 
-async def in_thread(
-    threads: Threads, tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], context: Context
-) -> Any:
+async def in_thread(shop: Workshop, call: Call, args: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
     """A thread cannot be stopped from outside: it is told, and given a moment to notice at its next heartbeat."""
-    token = context.cancel_token()
-    future = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _call, tool, args, arguments)
+    tool, token = call.tool, call.context.cancel_token()
+    job = shop.threads.submit(copy_context().run, _call, tool, args, arguments, token)
+    future = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         token.set()
+        if job.cancel():
+            raise _not_begun(tool) from None
         await asyncio.wait([future], timeout=_THREAD_GRACE_SECONDS)
-        if future.done() and not future.cancelled():
-            future.exception()  # seen, so that it is not reported as lost
+        if not future.done():
+            call.left_behind = True
+            raise
+        error = future.exception()
+        if error is None:
+            return future.result()  # late, but done: nobody has to ask what became of it
+        if isinstance(error, NotBegun):
+            raise error from None
         raise
 
 
-def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+def _not_begun(tool: Tool) -> NotBegun:
+    return NotBegun(f"{tool.name} was not begun: no thread was free in its time")
+
+
+def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], token: Event) -> Any:
+    # A thread may take it up at the very moment in which it is told to stop.
+    if token.is_set():
+        raise _not_begun(tool)
     try:
         return tool.function(*args, **arguments)
     except StopIteration as error:

@@ -21,8 +21,9 @@ def declare(run: HeldRun, call: Call, passed: Pass) -> None:
     assert call.action is not None
     call.receipt_id = uuid7()
     key = call.context.idempotency_key
-    data: dict[str, Any] = {"receipt_id": str(call.receipt_id), "idempotency_key": key, "digest": call.action.digest}
-    data |= passed.grounds()
+    data = {
+        "receipt_id": str(call.receipt_id), "idempotency_key": key, "digest": call.action.digest, **passed.grounds(),
+    }  # fmt: skip
     if call.tool.idempotent:
         data["idempotent"] = True
     run.journal.move_step(call.fold, StepEvent.CLAIM, actor=run.actor, data=data)

@@ -42,7 +42,7 @@ class Recovery:
         shop, call = self._run.worker.shop, self._passage.prepare(fold)
         if isinstance(call, Call) and (call.action is None or call.action.digest != fold.declared_digest):
             # Of another action neither its key nor its `reconcile` says anything about the one that was begun.
-            self._doubt(fold, call.action, f"{_CUT_OFF}, and the tool was changed since")
+            self.doubt(fold, call.action, f"{_CUT_OFF}, and the tool was changed since")
             return False
         if isinstance(call, Call) and call.tool.idempotent:
             return True
@@ -54,10 +54,10 @@ class Recovery:
                 assert isinstance(call, Call)
                 self._settler.settle(call, finish(shop, call, output), time.perf_counter(), reconciled=True)
             case None:
-                self._doubt(fold, call.action if isinstance(call, Call) else None)
+                self.doubt(fold, call.action if isinstance(call, Call) else None)
         return False
 
-    def _doubt(self, fold: StepFold, action: ProposedAction | None, why: str = _CUT_OFF) -> None:
+    def doubt(self, fold: StepFold, action: ProposedAction | None, why: str = _CUT_OFF) -> None:
         """Nobody knows whether it happened: a person has to find out and say."""
         assert fold.receipt_id is not None
         self._run.seals.append(Seal(UUID(fold.receipt_id), ReceiptState.IN_DOUBT))

@@ -56,9 +56,10 @@ class Settler:
                     self._teller.tell_whole(fold)
             case Failed():
                 self.settle_failure(fold, outcome, duration_ms, call.grounds)
-            case Interrupted():
+            case Interrupted(begun):
                 self._teller.tell_rest(fold)
-                seal(run, fold, ReceiptState.FAILED if call.tool.idempotent else ReceiptState.IN_DOUBT)
+                is_certain = call.tool.idempotent or not begun
+                seal(run, fold, ReceiptState.FAILED if is_certain else ReceiptState.IN_DOUBT)
                 run.journal.move_step(fold, StepEvent.CANCEL, actor=run.actor, data={"duration_ms": duration_ms})
 
     def settle_failure(
