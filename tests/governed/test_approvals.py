@@ -1,5 +1,6 @@
 """Approvals over HTTP: who may decide, on what exactly, how often, and until when."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -7,6 +8,7 @@ import pytest
 from tests.governed.conftest import Person, Shop
 from tests.rig import Hold, Rig
 
+from interlock.lifecycle import Tier
 from interlock.tools import Context
 
 REFUND = """
@@ -280,6 +282,58 @@ async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop
     assert (await shop.ended(run_id))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
     assert len(await rig.sql("SELECT * FROM consumption")) == 1
+
+
+def _redeployed(rig: Rig, tool: str, risk: str) -> None:
+    known = rig.tools.find(tool)
+    assert known is not None
+    rig.tools.put(replace(known, risk=Tier(risk)))
+
+
+async def test_an_approval_is_not_enough_for_a_tool_whose_risk_was_raised_since(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    one, two = await shop.person("one"), await shop.person("two")
+    run_id = await shop.start(shop.admin, "mail", to="ada", text="hi")
+    question = await shop.held(run_id)
+    assert (await one.approve(question["id"]))[0] == 200
+    _redeployed(rig, "shop.mail", "high")
+    again = await shop.held(run_id)
+    assert again["id"] != question["id"] and (again["tier"], again["two_person"]) == ("high", True)
+    assert again["action"]["digest"] == question["action"]["digest"] and shop.done == []
+    for person in (one, two):
+        assert (await person.approve(again["id"]))[0] == 200
+    assert (await shop.ended(run_id))["status"] == "succeeded"
+    assert shop.done == ["mail ada: hi"]
+
+
+@pytest.mark.parametrize("more", ['@two_person("true")', '@approvers("night")', '@reason_required("true")'])
+async def test_an_approval_is_not_enough_where_the_hour_asks_for_more(stocked: Shop, rig: Rig, more: str) -> None:
+    shop = stocked
+    hour = rig.clock.freeze().hour
+    policy = f"""
+    @id("now") @decision("needs_approval") @tier("med")
+    permit (principal, action == Action::"shop.mail", resource) when {{ context.hour == {hour} }};
+    @id("later") @decision("needs_approval") @tier("med") {more}
+    permit (principal, action == Action::"shop.mail", resource) when {{ context.hour != {hour} }};
+    """
+    assert (await shop.admin.publish(policy))[0] == 200
+    run_id = await shop.start(shop.admin, "mail", to="ada", text="hi")
+    question = await shop.held(run_id)
+    assert (await (await shop.person("one")).approve(question["id"]))[0] == 200
+    rig.clock.advance(3600)
+    again = await shop.held(run_id)
+    assert (again["rationale"]["rule_ids"], shop.done) == (["later"], [])
+
+
+async def test_an_approval_is_enough_where_less_is_asked_for_now(stocked: Shop, rig: Rig) -> None:
+    shop = stocked
+    run_id = await shop.start(shop.admin, "refund", charge="ch_1", amount=50)
+    question = await shop.held(run_id)
+    for name in ("one", "two"):
+        assert (await (await shop.person(name)).approve(question["id"]))[0] == 200
+    _redeployed(rig, "shop.refund", "med")
+    assert (await shop.ended(run_id))["status"] == "succeeded"
+    assert [r["approval_id"] for r in await rig.sql("SELECT approval_id::text FROM consumption")] == [question["id"]]
 
 
 async def test_a_policy_that_denies_after_the_approval_has_the_last_word(stocked: Shop, rig: Rig) -> None:

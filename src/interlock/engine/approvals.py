@@ -145,6 +145,8 @@ async def edit(
     data = {
         "approval_id": str(approval_id), "fields": fields, "digest": action.digest,
         "policy_digest": decision.policy_digest, "decision": decision.recorded(),
+        "tier": edited["tier"], "two_person": edited["two_person"], "approvers": list(edited["approvers"]),
+        "reason_required": edited["reason_required"],
     }  # fmt: skip
     await say(tx, database, run, Word(Command.EDIT, principal.actor, data, step=approval["step"]))
     question = question_of(edited)

@@ -30,6 +30,26 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a rule asks of a yes. `approvers` are groups; none means anybody who may approve."""
+
+    tier: Tier
+    two_person: bool
+    approvers: frozenset[str]
+    reason_required: bool
+
+    def covers(self, other: "Demand") -> bool:
+        """A yes to this is one to the other too: no less was asked of whoever gave it."""
+        tiers = list(Tier)
+        return (
+            tiers.index(self.tier) >= tiers.index(other.tier)
+            and self.two_person >= other.two_person
+            and self.reason_required >= other.reason_required
+            and (not other.approvers or (bool(self.approvers) and self.approvers <= other.approvers))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Vote:
     voter: str
     approves: bool

@@ -57,7 +57,8 @@ def ask(
         data={
             **(data or {}), "approval_id": question.id, "kind": kind, "tier": question.tier,
             "two_person": question.two_person, "summary": question.summary, "digest": question.digest,
-            "policy_digest": question.policy_digest,
+            "policy_digest": question.policy_digest, "approvers": list(question.approvers),
+            "reason_required": question.reason_required,
         },
     )  # fmt: skip
     return question

@@ -67,6 +67,9 @@ class StepFold:
     allowed_digest: str | None = None
     asked_policy: str | None = None
     allowed_policy: str | None = None
+    # What was asked of whoever says yes: tier, two_person, approvers, reason_required.
+    asked_demand: dict[str, Any] | None = None
+    allowed_demand: dict[str, Any] | None = None
     receipt_id: str | None = None
     # The action that its last intent declared.
     declared_digest: str | None = None
@@ -262,6 +265,7 @@ class Journal:
     def _edit(self, fold: StepFold, data: dict[str, Any]) -> None:
         fold.edited = data["fields"]
         fold.asked_digest, fold.asked_policy = data["digest"], data["policy_digest"]
+        fold.asked_demand = _demand(data)
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
         self.status = status
@@ -306,8 +310,10 @@ class Journal:
                 fold.approval_id = data["approval_id"]
                 fold.asked_digest = data.get("digest")
                 fold.asked_policy = data.get("policy_digest")
+                fold.asked_demand = _demand(data)
             case StepEvent.RELEASE:
                 fold.allowed_digest, fold.allowed_policy = fold.asked_digest, fold.asked_policy
+                fold.allowed_demand = fold.asked_demand
             case StepEvent.CLAIM:
                 fold.next_run_at = None
                 fold.receipt_id = data.get("receipt_id")
@@ -400,6 +406,12 @@ def _tokens(costs: list[dict[str, Any]], before: dict[str, int] | None) -> dict[
         return before
     known = before or {"input": 0, "output": 0}
     return {way: known[way] + int(sum(cost.get(f"{way}_tokens", 0) for cost in told)) for way in ("input", "output")}
+
+
+def _demand(data: dict[str, Any]) -> dict[str, Any] | None:
+    """Of a question that does not say all of it nothing is known."""
+    names = ("tier", "two_person", "approvers", "reason_required")
+    return {name: data[name] for name in names} if all(name in data for name in names) else None
 
 
 def _moment(value: str | datetime) -> datetime:

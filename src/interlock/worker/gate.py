@@ -3,6 +3,7 @@
 Every write is. A read is where the policy has a rule that could say anything but yes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,7 +14,7 @@ from interlock.engine import grants
 from interlock.engine.policies import Policies, asker_of, circumstances
 from interlock.governance.action import ProposedAction
 from interlock.governance.policy import Answer, Decision
-from interlock.governance.quorum import in_advance
+from interlock.governance.quorum import Demand, in_advance
 from interlock.journal import StepFold
 from interlock.lifecycle import Tier
 from interlock.store.pool import Database, Row
@@ -78,11 +79,7 @@ class Gate:
         match decision.answer:
             case Answer.ALLOW:
                 return Pass(decision)
-            case Answer.NEEDS_APPROVAL if (fold.allowed_digest, fold.allowed_policy) == (
-                action.digest,
-                decision.policy_digest,
-            ):
-                # People said yes to exactly this, under exactly this policy. Anything else is a new question.
+            case Answer.NEEDS_APPROVAL if _is_answered(fold, action, decision):
                 assert fold.approval_id is not None
                 return Pass(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
             case Answer.NEEDS_APPROVAL:
@@ -102,6 +99,23 @@ class Gate:
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
         return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
+
+
+def _is_answered(fold: StepFold, action: ProposedAction, decision: Decision) -> bool:
+    """People said yes to exactly this, under exactly this policy, and no less was asked of them than is asked now.
+
+    Anything else is a new question. More is asked under the same policy if the tool's risk was raised, or by the hour.
+    """
+    if (fold.allowed_digest, fold.allowed_policy) != (action.digest, decision.policy_digest):
+        return False
+    given = fold.allowed_demand
+    return given is not None and _demand(**given).covers(
+        _demand(decision.tier or Tier.HIGH, decision.two_person, decision.approvers, decision.reason_required)
+    )
+
+
+def _demand(tier: str, two_person: bool, approvers: Iterable[str], reason_required: bool) -> Demand:
+    return Demand(Tier(tier), two_person, frozenset(approvers), reason_required)
 
 
 def _about(decision: Decision, action: ProposedAction) -> dict[str, Any]:
