@@ -418,6 +418,28 @@ async def test_an_input_that_has_no_value_fails_the_undoing_and_is_shown(shop: S
     assert "no such key: number" in run["error"]["message"]
 
 
+@pytest.mark.parametrize("booking", ["${input.booking}", "${output.id}"])
+async def test_what_was_done_and_whose_answer_could_not_be_kept_is_undone_or_shown(
+    shop: Shop, rig: Rig, agency: Agency, booking: str
+) -> None:
+    @rig.tool("trip.vague", writes=True)
+    async def vague() -> str:
+        agency.done.append("book train")
+        return "\0"
+
+    await rig.apply(
+        "{name: trip, steps: [{id: train, tool: trip.vague,"
+        f" compensate: {{tool: trip.cancel, input: {{booking: '{booking}'}}}}}}]}}"
+    )
+    run = await shop.ended(await rig.start("trip", {"booking": "train-1"}))
+    if booking == "${input.booking}":
+        assert (run["reason"], log(run)) == ("terminal_error", [("train", "succeeded")])
+        assert agency.done == ["book train", "cancel train-1"]
+    else:
+        assert (run["reason"], log(run)) == ("compensation_failed", [("train", "failed")])
+        assert run["error"]["not_undone"] == ["train"]
+
+
 # ---------------------------------------------------------------- the gate
 
 HELD = """

@@ -337,9 +337,10 @@ class Journal:
                 return
             if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
                 self.failed = fold
-            # What another run did and this one only asked again is not this one's to undo.
-            undo = fold.step.undo
-            if undo is not None and fold.status == StepState.SUCCEEDED and "replayed_from" not in data:
+            # What another run did and this one only asked again is not this one's to undo. What was done and then
+            # failed, because its answer could not be kept, is.
+            undo, done = fold.step.undo, fold.status == StepState.SUCCEEDED or data.get("happened", False)
+            if undo is not None and done and "replayed_from" not in data:
                 self.undos[undo.key] = StepFold(undo)
             self.scope.settle(fold.step.key, fold.status, partial(read_back, entry.output))
 

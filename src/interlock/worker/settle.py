@@ -77,6 +77,8 @@ class Settler:
             data["next_run_at"] = run.now() + timedelta(seconds=delay)
             run.journal.move_step(fold, StepEvent.RETRY, actor=run.actor, data=data)
             return
+        if failed.happened:
+            data["happened"] = True
         data["reason"] = RunReason.ATTEMPTS_EXHAUSTED if failed.retryable else RunReason.TERMINAL_ERROR
         run.journal.move_step(fold, StepEvent.FAIL, actor=run.actor, data=data)
 
