@@ -302,6 +302,24 @@ async def test_an_idempotent_write_that_was_cut_off_is_repeated_with_the_same_ke
     assert [r["status"] for r in await shop.receipts(run["id"])] == ["succeeded"]
 
 
+async def test_a_retried_run_repeats_an_idempotent_write_with_the_same_key(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> str:
+        if calls < 3:
+            raise TimeoutError("no answer")  # and who knows whether the bank has paid
+        return "paid"
+
+    bank(shop, body, idempotent=True, key=None)
+    await rig.apply(PAY.replace("max_attempts: 3", "max_attempts: 1"))
+    run = await _paid(shop, amount=5, to="ada")
+    for expected in ("failed", "succeeded"):
+        status, again = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+        assert status == 201, again
+        run = await shop.ended(UUID(again["id"]))
+        assert run["status"] == expected
+    assert len(shop.done) == 3 and len(set(shop.done)) == 1, "also of the retry of a retry"
+    assert [r["status"] for r in await shop.receipts(run["id"])] == ["succeeded"]
+
+
 @pytest.mark.parametrize("happened", [True, False])
 async def test_a_system_that_can_be_asked_is_asked_before_anything_is_repeated(
     happened: bool, shop: Shop, rig: Rig

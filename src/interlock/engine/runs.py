@@ -175,6 +175,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
         encode(new.input), encode(new.trigger), principal.actor, new.deadline_seconds, new.watch_seconds,
         resumed["id"] if resumed else None, resumed["resume_count"] + 1 if resumed else 0,
         principal.facts, new.plan.max_concurrency is not None,
+        (resumed["root_id"] or resumed["id"]) if resumed else None,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call got through
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)

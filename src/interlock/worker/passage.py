@@ -69,7 +69,7 @@ class Passage:
             tool = model_call(run.worker.database, shop.tools, run.row, run.journal, partial(self._hear, fold))
             call = prepare_as(tool, shop, fold, scope, run_id, tenant_id)
         else:
-            call = prepare(shop, fold, scope, run_id, tenant_id)
+            call = prepare(shop, fold, scope, run_id, tenant_id, run.row["root_id"])
         if run.traceparent is not None and isinstance(call, Call):
             call.context._traceparent = run.traceparent
         return call

@@ -87,10 +87,10 @@ WITH rate AS MATERIALIZED (
 ), inserted AS (
   INSERT INTO run (id, tenant_id, workspace_id, workflow, workflow_version, status, input, trigger, requested_by, seq,
                    created_at, deadline_at, watched_until, resumed_from, resume_count, requester, capped,
-                   wake_at)
+                   root_id, wake_at)
   VALUES ($2, $3, $4, $5, $6, 'pending', $7::text::jsonb, $8::text::jsonb, $9, 0,
           coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $10),
-          coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb, $15,
+          coalesce($1, now()) + make_interval(secs => $11), $12, $13, $14::text::jsonb, $15, $16,
           (SELECT turn FROM place WHERE turn > coalesce($1, now())))
   ON CONFLICT (id) DO NOTHING
   RETURNING *
