@@ -24,7 +24,7 @@ from interlock.engine.principal import Principal
 from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
-from interlock.store.notify import KEYS, POLICY
+from interlock.store.notify import POLICY
 from interlock.store.pool import Database, Tx
 from interlock.testing import Clock
 from interlock.testing.engine import journal_line, sweep
@@ -64,7 +64,7 @@ class Rig:
         self.plans = workflows.Plans(database, self.tools)
         self.principals = tenants.Principals(database)
         self.policies = Policies(database, self.tools)
-        self.follower = Follower(database, {KEYS: self.principals.forget, POLICY: self.policies.forget})
+        self.follower = Follower(database, self.principals, {POLICY: self.policies.forget})
         artifacts = Artifacts((settings.data_dir / "artifacts").absolute().as_uri())
         self.notary = Notary(Signing(settings), Salts(settings), artifacts)
         self.services = Services(
@@ -121,13 +121,15 @@ class Rig:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, key: str | None = None, last_event_id: int | None = None
+        self, path: str, *, key: str | None = None, last_event_id: int | None = None, cookie: str | None = None
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """A server-sent event stream, frame by frame as it is sent (the in-process client waits for its end)."""
         path, _, query = path.partition("?")
         headers = [(b"accept", b"text/event-stream"), (b"authorization", f"Bearer {key or self.admin_key}".encode())]
         if last_event_id is not None:
             headers.append((b"last-event-id", str(last_event_id).encode()))
+        if cookie is not None:
+            headers.append((b"cookie", cookie.encode()))
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
             "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",

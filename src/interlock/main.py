@@ -25,7 +25,7 @@ from interlock.errors import Invalid, Unavailable
 from interlock.settings import Settings, mcp_file
 from interlock.store import embedded
 from interlock.store import migrate as migrations
-from interlock.store.notify import KEYS, POLICY
+from interlock.store.notify import POLICY
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
 from interlock.tools import load_tools, registry
@@ -275,7 +275,7 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     if key is not None:
         _announce_key(settings, key)
     principals, policies = tenants.Principals(database), Policies(database, registry)
-    follower = Follower(database, {KEYS: principals.forget, POLICY: policies.forget})
+    follower = Follower(database, principals, {POLICY: policies.forget})
     notary = await _notary(settings, database)
     app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
     console.mount(app)

@@ -175,3 +175,16 @@ async def test_a_stream_ends_without_an_end_frame_when_the_server_stops(
         assert (await anext(frames))["event"] == "run_created"
         rig.follower.close()
         assert [frame async for frame in frames] == []
+
+
+async def test_a_stream_ends_when_the_key_that_it_is_read_with_is_revoked(
+    rig: Rig, http: httpx2.AsyncClient, hold: Hold
+) -> None:
+    run_id = await rig.start("list")
+    made = (await http.post("/api/keys", json={"name": "reader", "role": "viewer"})).json()
+    async with rig.stream(f"/api/runs/{run_id}/events", key=made["key"]) as frames, asyncio.timeout(10):
+        assert (await anext(frames))["event"] == "run_created"
+        assert (await http.delete(f"/api/keys/{made['id']}")).status_code == 200
+        await rig.cancel(run_id)
+        assert [frame async for frame in frames] == [], "neither what happened since nor that it ended"
+    assert rig.follower._waiting == {}

@@ -1,5 +1,6 @@
 """What holds for every page: who gets in, whose forms are believed, and what people see when something is wrong."""
 
+import asyncio
 import itertools
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,8 @@ from fastapi.routing import APIRoute
 from tests.console.pages import Browser, SignIn
 from tests.rig import Rig
 
-from interlock.console import site
+from interlock.console import live, site
+from interlock.console.page import COOKIE
 from interlock.engine import signins, tenants
 from interlock.wire.grammar import DEEPEST
 
@@ -140,3 +142,29 @@ async def test_the_cookie_of_a_page_over_tls_is_sent_over_nothing_else(
     # A proxy on another machine took the TLS off: the server itself is asked over HTTP.
     answer = await admin.client.post("/signin", data={"key": rig.admin_key}, headers={"Origin": origin})
     assert ("secure" in answer.headers["set-cookie"].lower()) == is_secure
+
+
+@pytest.mark.parametrize("ends", ["revoked", "signed out", "expired"])
+@pytest.mark.parametrize("page", ["inbox", "run"])
+async def test_a_live_page_is_told_nothing_once_its_sign_in_has_ended(
+    rig: Rig, sign_in: SignIn, page: str, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ends == "expired":  # of that nobody is told: it is found out in time
+        monkeypatch.setattr(live, "_COMMENT_SECONDS", 0.0)
+    await rig.apply("{name: gate, steps: [{id: ask, approval: {tier: low}}]}")
+    run_id = await rig.start("gate")
+    vera = await sign_in("viewer", name="vera")
+    cookie = f"{COOKIE}={vera.client.cookies[COOKIE]}"
+    path, looks = (f"/live/run/{run_id}", 1) if page == "run" else ("/live/inbox", 2)
+    async with rig.stream(path, cookie=cookie) as frames, asyncio.timeout(10):
+        for _ in range(looks):
+            assert (await anext(frames))["event"] == "changed"
+        if ends == "revoked":
+            [key] = await rig.sql("SELECT id FROM api_key WHERE name = 'vera'")
+            assert (await rig.http().delete(f"/api/keys/{key['id']}")).status_code == 200
+        elif ends == "signed out":
+            assert (await vera.client.post("/signout", data={"csrf": vera.csrf})).status_code == 303
+        else:
+            rig.clock.advance(signins.SECONDS)
+        await rig.cancel(run_id)
+        assert [frame async for frame in frames] == []

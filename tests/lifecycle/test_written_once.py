@@ -117,10 +117,9 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
 def test_the_openapi_enums_list_exactly_the_states(tmp_path: Path) -> None:
     database, settings = Database("postgresql://nowhere/", Settings()), Settings()
     notary = Notary(Signing(settings), Salts(settings), Artifacts(tmp_path.as_uri()))
-    policies = Policies(database, Registry())
-    app = create_app(
-        Services(database, settings, Plans(database), Principals(database), policies, Follower(database), notary)
-    )
+    policies, principals = Policies(database, Registry()), Principals(database)
+    follower = Follower(database, principals)
+    app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
     schemas = app.openapi()["components"]["schemas"]
     for name, words in {
         "RunState": expected.STATES["run"],

@@ -127,7 +127,7 @@ async def revoke_key(key_id: UUID, request: Request, found: Svc, who: Who) -> Re
         return Answer(200, dump(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
 
     response = await change(found, who, request, work)
-    found.principals.forget()  # here at once; other servers are told
+    found.follower.on_keys()  # here at once; other servers are told
     return response
 
 

@@ -4,16 +4,20 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from interlock.store.notify import RUN, Handler, Listener
+from interlock.engine.tenants import Principals
+from interlock.store.notify import KEYS, RUN, Handler, Listener
 from interlock.store.pool import Database
 
 
 class Follower:
-    def __init__(self, database: Database, also: dict[str, Handler] | None = None) -> None:
+    def __init__(self, database: Database, principals: Principals, also: dict[str, Handler] | None = None) -> None:
+        self._principals = principals
+        # Counts the times that some key or sign-in ended.
+        self.ended = 0
         self._waiting: dict[str, set[asyncio.Event]] = {}
         # A session's reader waits for the run that is under way in it as well.
         self._also: dict[asyncio.Event, str] = {}
-        self._listener = Listener(database, {RUN: self._on_run, **(also or {})})
+        self._listener = Listener(database, {RUN: self._on_run, KEYS: self.on_keys, **(also or {})})
         self.closing = asyncio.Event()
 
     async def start(self) -> None:
@@ -51,6 +55,12 @@ class Follower:
         self._waiting[key].discard(event)
         if not self._waiting[key]:
             del self._waiting[key]
+
+    def on_keys(self, _: str = "") -> None:
+        """A key was revoked or somebody signed out: all who read look whether they still may."""
+        self._principals.forget()
+        self.ended += 1
+        self._on_run("")
 
     def _on_run(self, run_id: str) -> None:
         groups = [self._waiting.get(run_id, set())] if run_id else list(self._waiting.values())

@@ -105,7 +105,9 @@ async def events(
     await jobs.get(found.database, who, job_id)
     after = max(after, number_cursor(cursor))
     if streams.is_wanted(request):
-        return streams.stream(found, job_id, _history_after(found.database, job_id, streams.resumed(request, after)))
+        return streams.stream(
+            found, request, job_id, _history_after(found.database, job_id, streams.resumed(request, after))
+        )
     rows = await found.database.fetch("history_of", job_id, after, limit + 1)
     shown = [history_view(row) for row in rows[:limit]]
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if len(rows) > limit else None})

@@ -214,7 +214,7 @@ async def events(
     row = await runs.get(found.database, who, run_id)
     after = max(after, number_cursor(cursor))
     if streams.is_wanted(request):
-        return streams.stream(found, run_id, _entries_after(found, row, streams.resumed(request, after)))
+        return streams.stream(found, request, run_id, _entries_after(found, row, streams.resumed(request, after)))
     entries = await found.database.fetch("entries_after", run_id, after, limit + 1)
     shown = [event_view(e, row["session_id"]) for e in entries[:limit]]
     more = len(entries) > limit

@@ -45,11 +45,15 @@ async def services(request: Request) -> Services:
     return found
 
 
-async def principal(request: Request, found: Annotated[Services, Depends(services)]) -> Principal:
+def key_in(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized("send an API key: `Authorization: Bearer KEY`")
-    return await found.principals.behind(key.strip())
+    return key.strip()
+
+
+async def principal(request: Request, found: Annotated[Services, Depends(services)]) -> Principal:
+    return await found.principals.behind(key_in(request))
 
 
 Svc = Annotated[Services, Depends(services)]

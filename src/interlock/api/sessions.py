@@ -219,7 +219,9 @@ async def events(
     await sessions.get(found.database, who, session_id)
     if streams.is_wanted(request):
         place = _place(request.headers.get("last-event-id")) or _place(after) or (0, 0)
-        return streams.stream(found, session_id, _entries_after(found, session_id, place, until_idle=until_idle))
+        return streams.stream(
+            found, request, session_id, _entries_after(found, session_id, place, until_idle=until_idle)
+        )
     place = _place(decode_cursor(cursor)) or _place(after) or (0, 0)
     entries = await found.database.fetch("session_entries_after", session_id, *place, limit + 1)
     shown = entries[:limit]

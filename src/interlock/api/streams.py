@@ -8,8 +8,9 @@ from uuid import UUID
 from fastapi import Request
 from fastapi.sse import EventSourceResponse
 
-from interlock.api.services import NUMBER, Services
+from interlock.api.services import NUMBER, Services, key_in
 from interlock.api.views import dump
+from interlock.errors import Unauthorized
 from interlock.waiting import either
 
 # How long a run announces its entries after somebody last said that they follow it.
@@ -37,12 +38,12 @@ def event(number: bytes, kind: str, view: Any) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (number, kind.encode(), dump(view))
 
 
-def stream(found: Services, subject_id: UUID, more: More) -> EventSourceResponse:
+def stream(found: Services, request: Request, subject_id: UUID, more: More) -> EventSourceResponse:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_events(found, subject_id, more), headers=headers)
+    return EventSourceResponse(_events(found, key_in(request), subject_id, more), headers=headers)
 
 
-async def _events(found: Services, subject_id: UUID, more: More) -> AsyncIterator[bytes]:
+async def _events(found: Services, key: str, subject_id: UUID, more: More) -> AsyncIterator[bytes]:
     """Readers pull: one that is slow holds up nobody."""
     quiet, pause = 0.0, _FIRST_PAUSE_SECONDS
     yield b"retry: 1000\n\n"
@@ -50,6 +51,9 @@ async def _events(found: Services, subject_id: UUID, more: More) -> AsyncIterato
         while not found.follower.closing.is_set():
             news.clear()
             events = await more(news)
+            # After the look: nothing of what happened since a key was revoked is given to it.
+            if not await _still_known(found, key):
+                return
             if events is None:
                 break
             for one in events:
@@ -66,6 +70,14 @@ async def _events(found: Services, subject_id: UUID, more: More) -> AsyncIterato
         else:
             return
     yield b"event: end\ndata: {}\n\n"
+
+
+async def _still_known(found: Services, key: str) -> bool:
+    try:
+        await found.principals.behind(key)
+    except Unauthorized:
+        return False
+    return True
 
 
 class Watch:

@@ -15,8 +15,8 @@ from fastapi.responses import Response, StreamingResponse
 
 from interlock.api.services import Services
 from interlock.api.streams import WATCH_SECONDS, Watch
-from interlock.console.page import Visit, Visitor, uuid_of
-from interlock.engine import runs, sessions
+from interlock.console.page import COOKIE, Visit, Visitor, uuid_of
+from interlock.engine import runs, sessions, signins
 from interlock.errors import NotFound, Unavailable
 from interlock.governance.roles import Permission
 from interlock.lifecycle import RUN
@@ -58,21 +58,23 @@ async def follow_list(topic: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     if topic not in LISTS:
         raise NotFound(f"nothing is told about {topic}")
-    return _stream(_changes(topic, visit))
+    return _stream(_changes(topic, visit, _SignIn(visit.services, request)))
 
 
 @router.get("/live/run/{run_id}")
 async def follow_run(run_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     row = await runs.get(visit.services.database, visit.who, uuid_of(run_id, "run"))
-    return _stream(_steps(visit.services, row["id"], request.headers.get("last-event-id")))
+    return _stream(
+        _steps(visit.services, _SignIn(visit.services, request), row["id"], request.headers.get("last-event-id"))
+    )
 
 
 @router.get("/live/session/{session_id}")
-async def follow_session(session_id: str, visit: Visit) -> Response:
+async def follow_session(session_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     row = await sessions.get(visit.services.database, visit.who, uuid_of(session_id, "session"))
-    return _stream(_session(visit.services, row["id"]))
+    return _stream(_session(visit.services, _SignIn(visit.services, request), row["id"]))
 
 
 def _stream(changes: AsyncIterator[bytes]) -> Response:
@@ -80,7 +82,7 @@ def _stream(changes: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(changes, media_type="text/event-stream", headers=headers)
 
 
-async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
+async def _steps(found: Services, signin: "_SignIn", run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     seen, watch, spoke = last, Watch(), clock()
     yield b"retry: 1000\n\n"
@@ -90,7 +92,7 @@ async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterat
                 await found.database.fetch("watch_run", found.database.clock(), run_id, WATCH_SECONDS)
             news.clear()
             now = await found.database.row("pulse_of_run", run_id)
-            if now is None:
+            if now is None or not await signin.holds():
                 return
             pulse = f"{now['seq']}.{now['asked']}"
             if pulse != seen:
@@ -104,7 +106,7 @@ async def _steps(found: Services, run_id: UUID, last: str | None) -> AsyncIterat
             await asyncio.sleep(0.1)
 
 
-async def _session(found: Services, session_id: UUID) -> AsyncIterator[bytes]:
+async def _session(found: Services, signin: "_SignIn", session_id: UUID) -> AsyncIterator[bytes]:
     """As a run; which run it is changes with every message, and the session tells of that itself."""
     clock = asyncio.get_running_loop().time
     seen, spoke = None, clock()
@@ -113,7 +115,7 @@ async def _session(found: Services, session_id: UUID) -> AsyncIterator[bytes]:
         while not found.follower.closing.is_set():
             news.clear()
             now = await found.database.row("pulse_of_session", session_id)
-            if now is None:
+            if now is None or not await signin.holds():
                 return
             run_id, pulse = now["run_id"], tuple(now.values())
             if run_id is not None:
@@ -129,7 +131,7 @@ async def _session(found: Services, session_id: UUID) -> AsyncIterator[bytes]:
             await asyncio.sleep(0.1)
 
 
-async def _changes(topic: str, visit: Visitor) -> AsyncIterator[bytes]:
+async def _changes(topic: str, visit: Visitor, signin: "_SignIn") -> AsyncIterator[bytes]:
     found = visit.services
     pulse = _Pulse.of(topic, visit)
     clock = asyncio.get_running_loop().time
@@ -137,12 +139,29 @@ async def _changes(topic: str, visit: Visitor) -> AsyncIterator[bytes]:
     yield b"retry: 1000\nevent: changed\ndata: {}\n\n"
     while not found.follower.closing.is_set():
         await pulse.next(seen)
+        if not await signin.holds():
+            return
         if pulse.beat != seen:
             seen, spoke = pulse.beat, clock()
             yield b"event: changed\ndata: {}\n\n"
         elif clock() - spoke > _COMMENT_SECONDS:
             spoke = clock()
             yield b": still here\n\n"
+
+
+class _SignIn:
+    """Whether somebody is still signed in: asked now and then, and at once when a key was revoked or somebody left."""
+
+    def __init__(self, found: Services, request: Request) -> None:
+        self._found, self._token = found, request.cookies[COOKIE]
+        self._asked, self._ended = float("-inf"), found.follower.ended
+
+    async def holds(self) -> bool:
+        now, ended = asyncio.get_running_loop().time(), self._found.follower.ended
+        if ended == self._ended and now - self._asked < _COMMENT_SECONDS:
+            return True
+        self._asked, self._ended = now, ended
+        return await signins.behind(self._found.database, self._token) is not None
 
 
 class _Pulse:

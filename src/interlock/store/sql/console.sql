@@ -16,7 +16,8 @@ SELECT api_key.*, tenant.name AS tenant
  WHERE signin.digest = $2 AND signin.expires_at > coalesce($1, now()) AND api_key.revoked_at IS NULL;
 
 -- name: end_signin
-DELETE FROM signin WHERE digest = $1;
+DELETE FROM signin WHERE digest = $1
+RETURNING pg_notify('interlock_keys', '')::text AS announced;
 
 -- name: count_requested
 -- Up to a hundred: a badge says no more than 99+.
