@@ -6,14 +6,18 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import pytest
 import uvicorn
+import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from interlock.definition.agent import load_agent
+from interlock.engine import workflows
 from tests.agents.conftest import Talk
 
 
@@ -131,12 +135,12 @@ def called(name: str, args: dict[str, Any]) -> dict[str, Any]:
 async def test_a_conversation_through_a_provider(
     talk: Talk, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_MODEL_KEY", "sk-test")
+    monkeypatch.setenv("INTERLOCK_MODEL_KEY_SHOP", "sk-test")
     definition = f"""
 name: hosted
 model: openai-chat:gpt-4o-mini
 base_url: {provider.url}
-api_key_env: SHOP_MODEL_KEY
+api_key_env: INTERLOCK_MODEL_KEY_SHOP
 instructions: Be brief.
 tools: [shop.*]
 settings: {{temperature: 0}}
@@ -177,10 +181,10 @@ settings: {{temperature: 0}}
 async def test_other_providers_stream_call_and_cost_in_their_own_words(
     talk: Talk, provider: Provider, model: str, usd: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_MODEL_KEY", "sk-test")
+    monkeypatch.setenv("INTERLOCK_MODEL_KEY_SHOP", "sk-test")
     definition = {
         "name": "hosted", "model": model, "base_url": provider.url.removesuffix("/v1"), "instructions": "Be brief.",
-        "api_key_env": "SHOP_MODEL_KEY", "tools": ["shop.*"],
+        "api_key_env": "INTERLOCK_MODEL_KEY_SHOP", "tools": ["shop.*"],
     }  # fmt: skip
     assert (await talk.http.post("/api/agents", json=definition)).status_code == 201
     provider.answers = [["I refund it.", ("shop__refund", {"charge": "ch_1", "amount": 5})], ["It is done."]]
@@ -215,3 +219,62 @@ async def test_a_model_that_nobody_has_says_so(talk: Talk) -> None:
     sent = await talk.told("please", agent="lost")
     run = await talk.ended(sent["run_id"])
     assert "model nowhere:m: Unknown provider" in run["error"]["message"]
+
+
+# ---------------------------------------------------------------- what is never sent
+
+
+async def test_no_variable_but_a_key_for_models_can_be_named(talk: Talk) -> None:
+    definition = "{name: thief, model: 'openai-chat:m', api_key_env: INTERLOCK_DATABASE_URL}"
+    refused = await talk.http.post("/api/agents", content=definition)
+    assert refused.status_code == 422
+    [fault] = refused.json()["errors"]
+    assert fault["path"] == "api_key_env"
+    assert "begins with INTERLOCK_MODEL_KEY_" in fault["message"]
+
+
+async def applied_before(talk: Talk, definition: str, tenant_id: UUID | None = None) -> None:
+    """An agent that was accepted by an Interlock which asked less."""
+    plan = load_agent(yaml.safe_load(definition))
+    async with talk.rig.database.transaction() as tx:
+        await workflows._publish(tx, talk.rig.database, tenant_id or talk.rig.admin.tenant_id, "ann", plan)
+
+
+async def test_an_agent_that_was_applied_before_cannot_name_another_variable_either(
+    talk: Talk, provider: Provider
+) -> None:
+    await applied_before(
+        talk, f"{{name: thief, model: 'openai-chat:m', base_url: '{provider.url}', api_key_env: PATH}}"
+    )
+    run = await talk.ended((await talk.told("please", agent="thief"))["run_id"])
+    assert (run["status"], provider.asked) == ("failed", [])
+    assert "begins with INTERLOCK_MODEL_KEY_" in run["error"]["message"]
+
+
+async def test_the_provider_s_own_key_does_not_go_to_another_address(
+    talk: Talk, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-installation")
+    definition = f"{{name: hosted, model: 'openai-chat:own', base_url: '{provider.url}'}}"
+    assert (await talk.http.post("/api/agents", content=definition)).status_code == 201
+    provider.answers = [[{"role": "assistant", "content": "Hello."}]]
+    run = await talk.ended((await talk.told("please", agent="hosted"))["run_id"])
+    assert (run["status"], provider.asked[0]["authorization"]) == ("succeeded", "Bearer none")
+
+
+@pytest.mark.parametrize("more", ["base_url: 'http://127.0.0.1:9/v1'", "api_key_env: INTERLOCK_MODEL_KEY_SHOP"])
+async def test_addresses_and_keys_are_chosen_by_who_operates_the_workers(talk: Talk, more: str) -> None:
+    definition = f"{{name: elsewhere, model: 'openai-chat:m', {more}}}"
+    acme = await talk.rig.tenant("acme")
+    keys = [
+        await talk.rig.key("ops", "operator", tenant_id=acme.tenant_id),
+        await talk.rig.key("ops", "operator", workspace_id="payments"),
+    ]
+    for key in keys:
+        refused = await talk.rig.http(key).post("/api/agents", content=definition)
+        assert (refused.status_code, refused.json()["code"]) == (403, "FORBIDDEN")
+    await applied_before(talk, definition, acme.tenant_id)
+    theirs = Talk(talk.rig, talk.rig.http(keys[0]))
+    run = await talk.ended((await theirs.told("please", agent="elsewhere"))["run_id"])
+    assert run["status"] == "failed"
+    assert "base_url and api_key_env are for agents of tenant default" in run["error"]["message"]

@@ -9,7 +9,7 @@ from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 
 from interlock.agents.scripted import scripted
-from interlock.definition.agent import SCRIPTED
+from interlock.definition.agent import KEY_FORM, KEY_VARIABLE, SCRIPTED
 from interlock.definition.plan import Agent
 from interlock.errors import Terminal
 
@@ -35,14 +35,18 @@ def _named(model: str, base_url: str | None, api_key_env: str | None) -> Model:
 def _provider(name: str, base_url: str | None, api_key_env: str | None) -> Provider[Any]:
     if base_url is None and api_key_env is None:
         return infer_provider(name)
-    key = os.environ.get(api_key_env) if api_key_env else None
-    if api_key_env and not key:
-        raise Terminal(f"the environment variable {api_key_env}, which holds the key of {name}, is not set")
-    options: dict[str, Any] = {}
+    # An address of one's own often asks for no key, but the provider's client does. Left to itself it would take the
+    # installation's from the environment and send it there.
+    options = {"api_key": _key(name, api_key_env) if api_key_env else "none"}
     if base_url is not None:
-        # An address of one's own often asks for no key, but the provider's client does.
-        options = {"base_url": base_url, "api_key": key or os.environ.get(f"{name.upper()}_API_KEY") or "none"}
-    else:
-        options = {"api_key": key}
+        options["base_url"] = base_url
     made: Provider[Any] = infer_provider_class(name)(**options)
     return made
+
+
+def _key(provider: str, variable: str) -> str:
+    if not KEY_VARIABLE.fullmatch(variable):
+        raise Terminal(f"api_key_env: expected {KEY_FORM}, found {variable}; apply the agent again with another")
+    if not (key := os.environ.get(variable)):
+        raise Terminal(f"the environment variable {variable}, which holds the key of {provider}, is not set")
+    return key

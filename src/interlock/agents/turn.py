@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from interlock.agents.names import by_wire_name, is_reserved, wire_name
 from interlock.definition.plan import Agent, Plan
 from interlock.engine import sessions
+from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Retryable, Terminal
 from interlock.journal import Journal, next_keys
 from interlock.lifecycle import Tier
@@ -59,6 +60,8 @@ async def _ask(
 
     agent = plan.agent
     assert agent is not None
+    if agent.is_elsewhere:
+        await _require_operators(database, row)
     before = await sessions.memory(database, row, plan)
     messages = conversation([*before, (sessions.message_of(row), journal)], agent.instructions)
     offered = [tool for tool in tools.all() if agent.may_use(tool.name) and not is_reserved(tool)]
@@ -79,6 +82,13 @@ async def _ask(
         "usage": {"input_tokens": response.usage.input_tokens, "output_tokens": response.usage.output_tokens},
         "model": response.model_name,
     }  # fmt: skip
+
+
+async def _require_operators(database: Database, row: Row) -> None:
+    """An agent can be from before this was asked of whoever applies it."""
+    operators = await database.row("tenant_named", DEFAULT_TENANT)
+    if operators is None or operators["id"] != row["tenant_id"]:
+        raise Terminal(f"base_url and api_key_env are for agents of tenant {DEFAULT_TENANT}, which has the workers")
 
 
 def _settings(agent: Agent) -> Any:

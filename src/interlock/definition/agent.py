@@ -22,6 +22,9 @@ _TOP = (
 _MODEL = re.compile(r"[a-z0-9][a-z0-9/_-]*:\S+")
 _PATTERN = re.compile(r"\*|[A-Za-z_][A-Za-z0-9_.*-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# All that a definition can name: what else is in the environment of the workers is not for whoever applies an agent.
+KEY_VARIABLE = re.compile(r"INTERLOCK_MODEL_KEY_[A-Za-z0-9_]+")
+KEY_FORM = "the name of an environment variable that begins with INTERLOCK_MODEL_KEY_"
 _ADDRESS = re.compile(r"https?://\S+")
 
 
@@ -31,7 +34,7 @@ def parse_agent(text: str | bytes, file: str = "agent") -> Plan:
     try:
         read = document.read(text, faults)
         faults.lines = read.lines
-        return _plan(read.value, faults)
+        return _plan(read.value, faults, KEY_VARIABLE)
     except document.Unreadable as error:
         faults.add(error.path, error.message, line=error.line)
     except TooManyFaults:
@@ -40,8 +43,11 @@ def parse_agent(text: str | bytes, file: str = "agent") -> Plan:
 
 
 def load_agent(source: Mapping[str, Any]) -> Plan:
-    """The plan of a source that was stored; it has no lines."""
-    return _plan(orjson.loads(orjson.dumps(source)), Faults("agent"))
+    """The plan of a source that was stored; it has no lines.
+
+    It can be from before its key had to have a certain name: then it is a plan all the same, and fails when it runs.
+    """
+    return _plan(orjson.loads(orjson.dumps(source)), Faults("agent"), _VARIABLE)
 
 
 def is_agent(source: Mapping[str, Any]) -> bool:
@@ -49,7 +55,7 @@ def is_agent(source: Mapping[str, Any]) -> bool:
     return "model" in source
 
 
-def _plan(value: Any, faults: Faults) -> Plan:
+def _plan(value: Any, faults: Faults, variable: re.Pattern[str]) -> Plan:
     if not isinstance(value, dict):
         faults.add((), f"expected an agent with a name and a model, found {described(value)}")
         raise DefinitionInvalid(faults.sorted())
@@ -64,7 +70,7 @@ def _plan(value: Any, faults: Faults) -> Plan:
         limits=_limits(top),
         settings=dict(top.section("settings", "{temperature: 0, max_tokens: 4000}").value),
         base_url=_matching(top, "base_url", _ADDRESS, "an address such as http://127.0.0.1:11434/v1"),
-        api_key_env=_matching(top, "api_key_env", _VARIABLE, "the name of an environment variable"),
+        api_key_env=_matching(top, "api_key_env", variable, KEY_FORM),
         script=_script(top),
     )
     description = top.text("description")

@@ -133,9 +133,14 @@ class Agent:
     limits: Limits
     settings: Mapping[str, Any]
     base_url: str | None = None
-    # The environment variable that holds the provider's key, if not the usual one.
+    # The environment variable of the workers that holds the key, if not the provider's usual one.
     api_key_env: str | None = None
     script: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Not at the provider's address, or not with the key that the installation has there."""
+        return self.base_url is not None or self.api_key_env is not None
 
     def may_use(self, tool: str) -> bool:
         return any(fnmatchcase(tool, pattern) for pattern in self.tools)

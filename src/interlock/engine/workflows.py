@@ -10,8 +10,8 @@ from interlock.definition.agent import is_agent, load_agent
 from interlock.definition.flow import load_flow
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
-from interlock.engine.principal import Principal
-from interlock.errors import Conflict, NotFound
+from interlock.engine.principal import DEFAULT_TENANT, Principal
+from interlock.errors import Conflict, Forbidden, NotFound
 from interlock.store.pool import Database, Row, Tx
 from interlock.tools import Registry, registry
 
@@ -20,6 +20,12 @@ _DEPLOYMENT = "system:deployment"
 
 async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) -> tuple[Row, bool]:
     """The version that holds this content, and whether it is new: the same content again is the same version."""
+    # Workers connect there from inside their own network, with keys from their own environment.
+    if plan.agent is not None and plan.agent.is_elsewhere and not principal.is_operator:
+        raise Forbidden(
+            f"base_url and api_key_env are for whoever operates the workers: a key of tenant {DEFAULT_TENANT}, "
+            "of no workspace"
+        )
     return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
 
 
