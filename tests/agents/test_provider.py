@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from interlock.agents import turn
 from interlock.definition.agent import load_agent
-from interlock.engine import workflows
+from interlock.engine import audit, workflows
 from tests.agents.conftest import Talk
 
 
@@ -202,6 +203,44 @@ async def test_other_providers_stream_call_and_cost_in_their_own_words(
     events = await talk.events(sent["session_id"])
     told = "".join(e["data"]["text"] for e in events if e["type"] == "message_delta")
     assert told == "I refund it.It is done."
+
+
+async def is_whole(talk: Talk, run_id: str) -> bool:
+    """Its journal has no hole, and the chain that it is sealed into holds."""
+    rig = talk.rig
+    found = await rig.sql("SELECT seq FROM entry WHERE run_id = $1 ORDER BY seq", UUID(run_id))
+    await rig.prove()
+    verdict = await audit.verify(rig.database, rig.admin.tenant_id, rig.notary.signing.trusted())
+    return [row["seq"] for row in found] == list(range(1, len(found) + 1)) and verdict.ok
+
+
+async def test_what_a_model_says_that_is_no_text_is_kept_as_far_as_it_is(talk: Talk, provider: Provider) -> None:
+    """PostgreSQL can store neither NUL nor half a character."""
+    definition = f"{{name: hosted, model: 'openai-chat:m', base_url: '{provider.url}', tools: [shop.*]}}"
+    await talk.http.post("/api/agents", content=definition)
+    provider.answers = [
+        [{"role": "assistant", "content": "a\x00b"}, called("shop__lookup", {"charge": "ch\x00"})],
+        [{"role": "assistant", "content": "c\ud83dd"}],
+    ]
+    sent = await talk.told("please", agent="hosted")
+    run = await talk.ended(sent["run_id"])
+    assert (run["status"], run["result"]) == ("succeeded", {"text": "c\ufffdd"}), run["error"]
+    events = await talk.events(sent["session_id"])
+    assert "".join(e["data"]["text"] for e in events if e["type"] == "message_delta") == "a\ufffdbc\ufffdd"
+    assert "NUL" in provider.asked[1]["messages"][-1]["content"]  # and the tool was not called with something else
+    assert await is_whole(talk, sent["run_id"])
+
+
+async def test_what_is_told_and_cannot_be_stored_fails_the_step_and_leaves_no_hole(
+    talk: Talk, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talk.http.post("/api/agents", content=f"{{name: hosted, model: 'openai-chat:m', base_url: '{provider.url}'}}")
+    monkeypatch.setattr(turn, "storable", lambda said: said)
+    provider.answers = [[{"role": "assistant", "content": "a\x00b"}, {"content": "c"}]]
+    sent = await talk.told("please", agent="hosted")
+    run = await talk.ended(sent["run_id"])
+    assert (run["status"], run["reason"], run["error"]["type"]) == ("failed", "terminal_error", "Unacceptable")
+    assert await is_whole(talk, sent["run_id"])
 
 
 async def test_a_refusal_of_the_provider_fails_the_run_with_its_words(talk: Talk, provider: Provider) -> None:

@@ -1,5 +1,6 @@
 """One turn: a model is told the conversation so far, and what it says and wants done is the step's output."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from interlock.store.pool import Database, Row
 from interlock.tools import Context, Registry, Tool
 
 Says = Callable[[str], None]
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class _Nothing(BaseModel):
@@ -71,17 +74,31 @@ async def _ask(
     ) as stream:
         async for event in stream:
             if text := _text_in(event):
-                says(text)
+                says(storable(text))
         response = stream.get()
     if response.state == "incomplete":
         raise Retryable("the model's answer broke off")
     count(ctx, response, agent.model.partition(":")[0])
     [kept] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
-    return {
+    answer: dict[str, Any] = storable({
         "text": response.text or "", "calls": _calls(response, offered, journal), "response": kept,
         "usage": {"input_tokens": response.usage.input_tokens, "output_tokens": response.usage.output_tokens},
         "model": response.model_name,
-    }  # fmt: skip
+    })  # fmt: skip
+    return answer
+
+
+def storable(said: Any) -> Any:
+    """What a model says may be no text in places: PostgreSQL can store neither NUL nor half a character."""
+    match said:
+        case str():
+            return _UNSTORABLE.sub("\ufffd", said)
+        case dict():
+            return {storable(name): storable(member) for name, member in said.items()}
+        case list():
+            return [storable(item) for item in said]
+        case _:
+            return said
 
 
 async def _require_operators(database: Database, row: Row) -> None:
@@ -140,6 +157,8 @@ def _checked(tool: Tool, part: Any) -> dict[str, Any]:
         args = part.args_as_dict(raise_if_invalid=True)
         tool.validated(args)
         # What cannot be kept cannot be shown to whoever is to allow it either.
+        if args != storable(args):
+            raise ValueError("they contain a NUL character or half a character")
         return {"args": orjson.loads(orjson.dumps(args))}
     except Terminal as error:
         return {"problem": str(error)}

@@ -28,7 +28,7 @@ class HeldRun:
 
     __slots__ = (
         "_since", "_zero", "actor", "alone", "asks", "awaits", "children", "intents", "journal", "lease", "mail", "row",
-        "seals", "spent_before", "traceparent", "wake", "worker",
+        "seals", "spent_before", "told", "traceparent", "wake", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker", row: Row) -> None:
@@ -62,6 +62,8 @@ class HeldRun:
         self.seals: list[Seal] = []
         self.children: list[Child] = []
         self.spent_before = 0.0
+        # The last write that nobody waited for.
+        self.told: asyncio.Future[Answer] | None = None
         self.traceparent: str | None = None
 
     def now(self) -> datetime:
@@ -93,6 +95,7 @@ class HeldRun:
     # ------------------------------------------------------------ writing
 
     async def save(self, drained: list[int] | None = None, *, stops: bool = False) -> Answer:
+        await self._told()
         beside = self._take_beside(stops=stops)
         return await self._write(Write(self.lease, self.journal.take_unsaved(), beside=beside, drained=drained or []))
 
@@ -112,6 +115,15 @@ class HeldRun:
         if answer.nudged:
             self.mail = True
         return answer
+
+    async def _told(self) -> None:
+        """What was told and cannot be stored is in the way of all that comes after it."""
+        while (told := self.told) is not None:
+            if told.done():
+                self.told = None
+                told.result()
+            else:
+                await asyncio.wait([told])
 
     # ------------------------------------------------------------ letting go
 
@@ -136,6 +148,7 @@ class HeldRun:
             await self.save()
             if self.mail:
                 return False
+        await self._told()
         entries, beside = self.journal.take_unsaved(), self._take_beside()
         kept_back = beside
         if leave.reason is not None and self.journal.has_children():

@@ -24,18 +24,8 @@ class Teller:
 
     def note_slow(self, fold: StepFold, began: float) -> None:
         """A step that takes long gets an entry of its own, so that people see it. A write has one: its intent."""
-        run, key = self._run, fold.step.key
-        if key in self._noted or run.journal.unsaved or fold.status != StepState.RUNNING or fold.reclaims:
-            return
-        if fold.receipt_id is not None:
-            return
-        self._noted.add(key)
-        since = run.now() - timedelta(seconds=time.perf_counter() - began)
-        entry = Entry(
-            run.journal.seq + 1, "step_transition", run.actor, key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt, run.journal.declaring(fold, {"started_at": since}),
-        )  # fmt: skip
-        self._put(entry)
+        if self._may_tell() and (begun := self._begun(fold, began)):
+            self._put(begun)
 
     def forget_slow(self, fold: StepFold) -> None:
         self._noted.discard(fold.step.key)
@@ -47,11 +37,11 @@ class Teller:
 
     def tell(self) -> None:
         """An entry for all that was said since the last one: what a provider sends word by word is not stored so."""
-        if not self._unsaid or self._run.alone is None or self._run.journal.unsaved:
+        if not self._unsaid or self._run.alone is None or not self._may_tell():
             return
         fold, began = self._run.alone
-        self.note_slow(fold, began)  # a step that speaks has begun
-        self._put(self._delta(fold))
+        begun = self._begun(fold, began)  # a step that speaks has begun
+        self._put([*begun, self._delta(fold, after=len(begun))])
 
     def tell_rest(self, fold: StepFold) -> None:
         """Put together, what was told is what was said."""
@@ -67,12 +57,29 @@ class Teller:
     def forget_said(self) -> None:
         self._unsaid, self._said_at = "", 0.0  # the first of the next answer is told at once
 
-    def _delta(self, fold: StepFold) -> Entry:
+    def _begun(self, fold: StepFold, began: float) -> list[Entry]:
+        run, key = self._run, fold.step.key
+        if key in self._noted or fold.status != StepState.RUNNING or fold.reclaims or fold.receipt_id is not None:
+            return []
+        self._noted.add(key)
+        since = run.now() - timedelta(seconds=time.perf_counter() - began)
+        entry = Entry(
+            run.journal.seq + 1, "step_transition", run.actor, key, StepState.PENDING, StepEvent.CLAIM,
+            StepState.RUNNING, fold.attempt, run.journal.declaring(fold, {"started_at": since}),
+        )  # fmt: skip
+        return [entry]
+
+    def _delta(self, fold: StepFold, after: int = 0) -> Entry:
         text, self._unsaid, self._said_at = self._unsaid, "", time.perf_counter()
-        seq, actor = self._run.journal.seq + 1, self._run.actor
+        seq, actor = self._run.journal.seq + 1 + after, self._run.actor
         return Entry(seq, EntryType.MESSAGE_DELTA, actor, fold.step.key, attempt=fold.attempt, data={"text": text})
 
-    def _put(self, entry: Entry) -> None:
-        """On its own, and not waited for: the step goes on."""
-        self._run.journal.seq = entry.seq
-        self._run.worker.flusher.put(Write(self._run.lease, [entry]))
+    def _may_tell(self) -> bool:
+        """Not before what was told last is stored: if it was refused, what comes after it would leave a hole."""
+        told = self._run.told
+        return not self._run.journal.unsaved and (told is None or (told.done() and told.exception() is None))
+
+    def _put(self, entries: list[Entry]) -> None:
+        """On its own, and not waited for: the step goes on. The run's next write sees what became of it."""
+        self._run.journal.seq = entries[-1].seq
+        self._run.told = self._run.worker.flusher.put(Write(self._run.lease, entries))
