@@ -1,12 +1,13 @@
 """What a run may write, and what the gate costs: nothing where nothing is written."""
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from tests.governed.conftest import Shop
-from tests.rig import Rig
+from tests.governed.conftest import Shop, lose
+from tests.rig import Hold, Rig
 
 from interlock.engine import append as append_module
 from interlock.engine.leases import Me
@@ -136,3 +137,26 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         assert len(driver.run.intents) == (1000 if name == "write" else 0)
     with capsys.disabled():
         print(f"\nthe gate: {took['write']:.0f} µs a write, {took['read']:.0f} µs a read")
+
+
+async def test_what_a_lost_workers_steps_cost_is_part_of_what_the_run_cost(rig: Rig) -> None:
+    hold = Hold()
+
+    @rig.tool("t.pay")
+    async def pay(ctx: Context) -> None:
+        ctx.cost(1.0)
+
+    @rig.tool("t.stay")
+    async def stay(ctx: Context) -> None:
+        await hold()
+        ctx.cost(0.5)
+
+    await rig.apply(steps("pay", "stay", "pay"))
+    run_id = await rig.start("f")
+    task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+    await hold.inside()
+    await lose(rig, task)
+    hold.release.set()
+    assert (await rig.work_until(run_id))["status"] == "succeeded"
+    [shown] = (await rig.http().get("/api/runs")).json()["items"]
+    assert shown["cost_usd"] == 2.5

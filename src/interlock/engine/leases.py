@@ -113,7 +113,7 @@ async def claim(
 _SEATED: Row = {
     "status": RunState.RUNNING, "seq": 2, "lease_token": 1, "inbox": 0, "fresh": True, "lost": False,
     "parent_run_id": None, "session_id": None, "session_run": None, "auto_approve": False, "side_id": None,
-    "job_id": None, "root_id": None, "seated": True,
+    "job_id": None, "root_id": None, "cost_usd": 0, "seated": True,
 }  # fmt: skip
 
 

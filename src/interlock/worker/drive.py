@@ -114,7 +114,6 @@ class Driver:
         run.journal.replay(entry_of(e) for e in entries)
         if entries:
             run.not_before(entries[-1]["at"])
-        run.spent_before = run.journal.cost_usd()
         self._undoing = run.journal.is_undoing
         self._orphaned = nobody_went_on(entries)
         self._take_up_flow()

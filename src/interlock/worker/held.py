@@ -61,7 +61,8 @@ class HeldRun:
         self.intents: list[Intent] = []
         self.seals: list[Seal] = []
         self.children: list[Child] = []
-        self.spent_before = 0.0
+        # What its row has counted. The journal may have more: of a worker that was lost.
+        self.spent_before = float(row["cost_usd"])
         # The last write that nobody waited for.
         self.told: asyncio.Future[Answer] | None = None
         self.traceparent: str | None = None

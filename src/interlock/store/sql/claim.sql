@@ -98,7 +98,7 @@ WITH me AS MATERIALIZED (
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
             run.started_at, run.parent_run_id, run.session_id, run.session_run, run.auto_approve, run.side_id, run.job_id,
-            run.root_id, picked.lane_id, picked.fresh, picked.lost
+            run.root_id, run.cost_usd, picked.lane_id, picked.fresh, picked.lost
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
   SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', 'pending', 'start', 'running', lease_token, $4
@@ -138,7 +138,7 @@ SELECT EXISTS (
 -- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
 SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
        deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
-       auto_approve, run.side_id, job_id, root_id, false AS fresh, false AS lost, false AS seated,
+       auto_approve, run.side_id, job_id, root_id, cost_usd, false AS fresh, false AS lost, false AS seated,
        coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
   FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
 
