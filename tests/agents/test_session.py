@@ -292,6 +292,19 @@ async def test_interrupting_while_the_model_speaks(talk: Talk) -> None:
     assert (run["status"], run["reason"], run["step"]["model"]["status"]) == ("canceled", "interrupted", "canceled")
 
 
+async def test_a_model_that_is_asked_again_after_its_worker_stopped_says_so(talk: Talk) -> None:
+    """Else what it said before would be heard twice."""
+    rig = talk.rig
+    rig.settings.drain_seconds = 0.05
+    sent = await talk.told("slowly")
+    run_id = UUID(sent["run_id"])
+    for times in (1, 2):
+        async with rig.worker():
+            await rig.until_journal(run_id, "message_delta", times)
+    said = await rig.sql("SELECT attempt FROM entry WHERE run_id = $1 AND type = 'message_delta' ORDER BY seq", run_id)
+    assert [row["attempt"] for row in said] == [1, 2]
+
+
 async def test_interrupting_while_people_are_asked(talk: Talk) -> None:
     sent = await talk.told("refund ch_1 40")
     [question] = await talk.held(sent["run_id"])

@@ -137,7 +137,7 @@ class Driver:
         """What the lost worker was doing is begun again, or asked about.
 
         A worker that had no time left to wait for a write when it stopped gave the run back in order, but what it cut
-        off is just as uncertain.
+        off is just as uncertain. A model that was cut off is asked again under a new attempt: people have heard a part.
         """
         run, lost = self.run, self._orphaned
         if run.journal.seq == 2 or self._lacks_flow:
@@ -154,7 +154,8 @@ class Driver:
                 if self._reads(fold) and run.is_served_here(fold):
                     run.journal.begin(fold)
         for fold in list(run.journal.unsettled()):
-            cut_off = fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None)
+            spoke = fold.step.kind is StepKind.MODEL
+            cut_off = fold.status == StepState.RUNNING and (lost or fold.receipt_id is not None or spoke)
             if cut_off and run.is_served_here(fold):
                 await self._recovery.reclaim(fold)
 
