@@ -282,6 +282,33 @@ async def test_interrupting_while_a_tool_runs(talk: Talk) -> None:
     assert (run["status"], run["reason"], talk.hold.interrupted) == ("canceled", "interrupted", True)
 
 
+async def test_a_tool_may_be_called_model(talk: Talk) -> None:
+    """Its step is not taken for one that asks the agent's model, which would be asked without end."""
+    rig = talk.rig
+
+    @rig.tool("model")
+    async def model(name: str) -> str:
+        return f"{name} is 3 m long"
+
+    agent = """
+name: cars
+model: scripted
+tools: [model]
+limits: {turns: 3}
+script:
+  - turns:
+      - calls: [{tool: model, args: {name: a}}, {tool: model, args: {name: b}}]
+      - calls: [{tool: model, args: {name: c}}]
+      - say: "{result}"
+"""
+    applied = await talk.http.post("/api/agents", content=agent)
+    assert applied.status_code == 201, applied.text
+    sent = await talk.told("how long?", agent="cars")
+    run = await talk.ended(sent["run_id"])
+    assert (run["status"], run["result"]) == ("succeeded", {"text": "c is 3 m long"}), run["error"]
+    assert list(run["step"]) == ["model", "tool:model", "tool:model#2", "model#2", "tool:model#3", "model#3"]
+
+
 async def test_interrupting_while_the_model_speaks(talk: Talk) -> None:
     sent = await talk.told("slowly")
     async with talk.rig.worker():

@@ -18,6 +18,7 @@ from interlock.definition.plan import Agent, OnReject, Retry, Step, StepKind
 from interlock.journal.journal import FlowEnd, Journal, StepFold
 from interlock.lifecycle import STEP, RunReason, StepState
 
+_MODEL = "model"
 _MODEL_RETRY = Retry(max_attempts=4, base_delay=2.0)
 _TOOL_RETRY = Retry(max_attempts=3, base_delay=1.0)
 _REFUSALS = (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED)
@@ -80,12 +81,17 @@ def next_keys(journal: Journal, tools: Iterable[str]) -> list[str]:
     keys = []
     for tool in tools:
         used[tool] += 1
-        keys.append(tool if used[tool] == 1 else f"{tool}#{used[tool]}")
+        # What asks the model has its own name for itself, and no tool has a colon in its.
+        keys.append(_key(f"tool:{tool}" if tool == _MODEL else tool, used[tool]))
     return keys
 
 
+def _key(name: str, again: int) -> str:
+    return name if again == 1 else f"{name}#{again}"
+
+
 def _ask_model(journal: Journal, agent: Agent, turn: int) -> None:
-    key = "model" if turn == 1 else f"model#{turn}"
+    key = _key(_MODEL, turn)
     _declare(journal, flow_step(
         key, len(journal.steps), StepKind.MODEL, tool=agent.model, retry=_MODEL_RETRY, place=key, digest=str(turn),
     ))  # fmt: skip
