@@ -147,6 +147,35 @@ async def test_a_crashed_worker_of_a_job_is_replaced_and_its_run_is_done(shop: S
     await nothing_leaks(rig)
 
 
+async def test_a_paused_worker_of_a_job_is_replaced_and_is_not_one_too_many_later(shop: Shop, rig: Rig) -> None:
+    paused, other = await shop.silent_worker(), await shop.silent_worker()
+    job_id = await shop.job(worker_count=1)
+    await rig.sweep()
+    assert await shop.reserved(job_id) == {paused}
+    await order(rig, paused, WorkerEvent.PAUSE)
+    await rig.sweep()
+    assert await shop.reserved(job_id) == {other}
+    await order(rig, paused, WorkerEvent.RESUME)
+    await rig.sweep()
+    assert await shop.reserved(job_id) == {other}
+    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await nothing_leaks(rig)
+
+
+async def test_a_job_that_needs_a_paused_worker_stands_in_nobodys_way(shop: Shop, rig: Rig) -> None:
+    await shop.silent_worker()
+    paused = await shop.silent_worker()
+    await order(rig, paused, WorkerEvent.PAUSE)
+    large = await shop.job(worker_count=2)
+    small = await shop.job(worker_count=1)
+    await rig.sweep()
+    assert [(await shop.job_row(j))["status"] for j in (large, small)] == ["pending", "running"]
+
+
+async def order(rig: Rig, worker_id: UUID, event: WorkerEvent) -> None:
+    await rig.database.command(lambda tx: workers.order(tx, rig.database, "t", worker_id, event))
+
+
 async def test_a_job_that_is_not_valid_fails_at_once(shop: Shop, rig: Rig) -> None:
     http = rig.http()
     body = {"task_description": "t", "workflow": "nothing"}

@@ -151,7 +151,7 @@ async def _move(tx: Tx, database: Database, row: Row, event: WorkerEvent, actor:
     target = WORKER.move(state, event)
     moved = await tx.row(
         "move_worker", database.clock(), row["id"], target, reason, target in WORKER.terminal, state, event, actor,
-        row["job_id"] if target in WORKER.terminal else None,
+        row["job_id"] if target != WorkerState.RUNNING else None,
     )  # fmt: skip
     assert moved is not None
     metrics.transition("worker", state, target).inc()

@@ -106,7 +106,7 @@ SELECT EXISTS (SELECT FROM job WHERE completed_at IS NULL)
 -- What each of them needs: its runs, its children, its workers.
 SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, runs.done, runs.well, runs.moving,
        children.open AS open_children, children.unwell AS unwell_children,
-       (SELECT count(*) FROM worker WHERE worker.job_id = job.id)::int AS workers
+       (SELECT count(*) FROM worker WHERE worker.job_id = job.id AND worker.status = 'running')::int AS workers
   FROM job
  CROSS JOIN LATERAL (
    SELECT count(run.completed_at) FILTER (WHERE run.parent_run_id IS NULL)::int AS done,
@@ -132,14 +132,14 @@ SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
 -- name: next_pending_job
 -- The fairest: of the tenant with the fewest reserved workers for its weight; deeper ones first, since their parents wait
 -- for them; then the oldest. It is not passed over because a later one needs less, or it would wait for ever; only one
--- that needs more workers than there are stands in nobody's way.
+-- that needs more workers than are running stands in nobody's way.
 SELECT job.id, job.tenant_id, job.workflow, job.workflow_version, job.worker_count, pool.free
   FROM job
   JOIN lane AS home ON home.id = job.tenant_id
  CROSS JOIN LATERAL (
-   SELECT count(*)::int AS workers, count(*) FILTER (WHERE worker.job_id IS NULL AND worker.status = 'running')::int AS free
+   SELECT count(*)::int AS workers, count(*) FILTER (WHERE worker.job_id IS NULL)::int AS free
      FROM worker
-    WHERE worker.stopped_at IS NULL AND worker.pid IS NOT NULL AND 'default' = ANY(worker.labels)
+    WHERE worker.stopped_at IS NULL AND worker.status = 'running' AND worker.pid IS NOT NULL AND 'default' = ANY(worker.labels)
       AND (worker.tenants IS NULL OR job.tenant_id = ANY(worker.tenants))
  ) AS pool
  CROSS JOIN LATERAL (

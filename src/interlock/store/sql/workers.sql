@@ -26,8 +26,9 @@ UPDATE worker SET supervisor_id = $2, host = $3 WHERE id = $1;
 
 -- name: move_worker
 -- moves: worker * -> *
--- With its line of history. One that ends is nobody's any more. A lease begins anew with each start. No run is put on
--- the seat of one that is told something else; if it goes on, it opens it again.
+-- With its line of history. One that does not run is no job's any more ($9: whose it was): the job gets another. A lease
+-- begins anew with each start. No run is put on the seat of one that is told something else; if it goes on, it opens it
+-- again.
 WITH unseated AS (
   DELETE FROM seat WHERE worker_id = $2
 ), moved AS (
@@ -35,7 +36,7 @@ WITH unseated AS (
      SET status = $3, reason = $4,
          stopped_at = CASE WHEN $5 THEN coalesce($1, now()) END,
          stopped_by = CASE WHEN $5 THEN $8 END,
-         job_id = CASE WHEN $5 THEN NULL ELSE job_id END,
+         job_id = CASE WHEN $3 = 'running' THEN job_id END,
          heartbeat_at = CASE WHEN $6 = 'idle' THEN coalesce($1, now()) ELSE heartbeat_at END
    WHERE id = $2
   RETURNING *
