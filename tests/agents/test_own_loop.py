@@ -8,6 +8,7 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset
 
 from interlock.agents import own_loop
@@ -173,6 +174,31 @@ async def test_an_agent_without_the_capability_is_refused(talk: Talk) -> None:
     _, begun = await talk.post("/api/runs", {"workflow": "plain.flow", "input": {}})
     run = await talk.ended(begun["id"])
     assert run["status"] == "failed" and "capabilities=[Durability()]" in run["error"]["message"]
+
+
+async def test_a_function_of_its_own_may_ask_another_durable_agent(talk: Talk) -> None:
+    """Within the step of the function: the flow does not hear of what the other one does."""
+    other = Agent(TestModel(custom_output_text="yes"), name="other", capabilities=[Durability()])
+    own: FunctionToolset[None] = FunctionToolset(id="own")
+
+    @own.tool_plain
+    async def remember(what: str) -> str:
+        answer = await asyncio.wait_for(other.run(what), 10)
+        return f"{what}? {answer.output}"
+
+    own_loop.operations(talk.rig.tools)
+    agent = Agent(FunctionModel(Model(CALLS[2])), name="asker", toolsets=[own], capabilities=[Durability()])
+
+    @talk.rig.flow("asking.flow")
+    async def flow(ctx: FlowContext, input: dict[str, Any]) -> Any:
+        return (await run_agent(ctx, agent, "go")).output
+
+    allowed = '@id("functions") permit(principal, action == Action::"agent.function", resource);'
+    await talk.http.put("/api/policy", content=(POLICY + allowed).encode())
+    _, begun = await talk.post("/api/runs", {"workflow": "asking.flow", "input": {}})
+    run = await talk.ended(begun["id"])
+    assert (run["status"], run["result"]) == ("succeeded", "it? yes"), run["error"]
+    assert [step["key"] for step in run["steps"]] == ["asker__model.request", "remember", "asker__model.request#2"]
 
 
 async def test_an_agent_that_waits_for_anything_else_is_stopped_and_told(

@@ -88,6 +88,8 @@ class _Operation:
         assert self._body is not None
 
         async def body(do: Callable[[], Awaitable[object]]) -> object:
+            # An agent that this asks in its turn is part of this step: the flow waits for the step and hears nothing.
+            _current.set(None)
             return await do()
 
         return await asyncio.get_running_loop().create_task(body(self._body), context=self._context)
@@ -262,7 +264,8 @@ class _Governed(AbstractToolset[Any]):
         run = _current.get()
         if run is None:
             raise FlowMisused(
-                "the tools of `governed` are called in a flow: run the agent with run_agent(ctx, agent, …)"
+                "the tools of `governed` are called in a flow: run the agent with run_agent(ctx, agent, …), "
+                "and not in a function of another"
             )
         try:
             return await run.ask(_Operation((tool.tool_def.metadata or {})["tool"], None, tool_args))
