@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from interlock import FlowContext
-from interlock.engine import children
+from interlock.engine import children, leases
 from interlock.errors import Invalid
 from interlock.flows.registry import version_of
+from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.tools import Registry, flow
-from tests.rig import Rig
+from interlock.worker.loop import Worker
+from tests.rig import Hold, Rig
+from tests.supervised.conftest import until
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +178,7 @@ async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_th
     async with rig.worker():
         for run_id in waiting:
             await rig.until(run_id, "waiting_external")
-    await children.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w")
+    await children.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5)
     assert [(await rig.run(run_id))["status"] for run_id in waiting] == ["running"] * 3
     [(ready,)] = await rig.sql("SELECT count(*) FROM ready")
     [(held,)] = await rig.sql("SELECT count(*) FROM held_back")
@@ -186,6 +189,45 @@ async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_th
             await rig.until(run_id, "waiting_approval")
             await rig.approve(run_id)
         assert [(await rig.until(run_id, "x"))["result"] for run_id in waiting] == ["first"] * 3
+
+
+RESUMED = "run: waiting_external -resume-> running"
+
+
+@pytest.mark.parametrize("lacks", ["label", "tenant", "room", "leave"])
+async def test_a_worker_that_cannot_take_a_run_does_not_wake_it_for_its_version(rig: Rig, lacks: str) -> None:
+    """Another that can take it and has not the version would put it back, and so on for ever."""
+    deploy(rig, first)
+    run_id = await rig.start("f")
+    deploy(rig, second)
+    await rig.work_until(run_id, "waiting_external")
+    acme, hold = await rig.tenant("acme"), Hold()
+
+    @rig.tool("t.hold")
+    async def stay() -> None:
+        await hold()
+
+    await rig.apply("{name: holds, steps: [{id: a, tool: t.hold}]}")
+    serves: dict[str, Any] = {"label": {"labels": ("gpu",)}, "tenant": {"tenants": (acme.tenant_id,)}}.get(lacks, {})
+    async with rig.worker(capacity=1, **serves) as worker:
+        await until(lambda: _is_at(worker, WorkerState.RUNNING))
+        if lacks == "room":
+            await rig.start("holds")
+            await hold.inside()
+        if lacks == "leave":
+            await leases.move_worker(rig.database, worker.me.id, WorkerEvent.PAUSE)
+            await until(lambda: _is_at(worker, WorkerState.PAUSED))
+        deploy(rig, first)
+        await worker._check()
+        assert RESUMED not in await rig.journal(run_id)
+        hold.release.set()
+    async with rig.worker(capacity=1):
+        await rig.until(run_id, "waiting_approval")
+    assert (await rig.journal(run_id)).count(RESUMED) == 1
+
+
+async def _is_at(worker: Worker, state: WorkerState) -> bool:
+    return worker.is_alive and worker.orders.status == state
 
 
 async def test_a_run_that_waits_for_its_version_can_be_canceled(rig: Rig) -> None:

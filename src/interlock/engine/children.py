@@ -18,7 +18,6 @@ from interlock.telemetry import log
 from interlock.wire import Initiator
 
 _BATCH = 200
-_MOST_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +98,10 @@ async def _word(tx: Tx, errand: Row) -> Word:
     return Word(Command.CHILD_ENDED, actor, data, step=errand["step"])
 
 
-async def wake_awaiting(database: Database, flows: Iterable[str], actor: str) -> int:
-    """Runs that wait for code that this worker has. Not without end: others may be putting them back."""
-    total = 0
-    for _ in range(_MOST_BATCHES):
-        woken = len(await database.fetch("wake_runs", database.clock(), _BATCH, actor, list(flows)))
-        total += woken
-        if woken < _BATCH:
-            break
-    return total
+async def wake_awaiting(
+    database: Database, flows: Iterable[str], actor: str, pools: Iterable[str], tenants: Iterable[UUID] | None, *,
+    most: int,
+) -> int:  # fmt: skip
+    """Runs that wait for code that this worker has, and that it can take: those that it leaves others may put back."""
+    ours = (list(flows), list(pools), None if tenants is None else list(tenants))
+    return len(await database.fetch("wake_runs", database.clock(), most, actor, *ours))

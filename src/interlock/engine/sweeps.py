@@ -21,7 +21,7 @@ _FORGET_BATCH = 1000
 async def wake_due(database: Database) -> int:
     """Runs whose timer is due go back to the queue."""
     total = 0
-    while woken := len(await database.fetch("wake_runs", database.clock(), _BATCH, "system:timer", None)):
+    while woken := len(await database.fetch("wake_runs", database.clock(), _BATCH, "system:timer", None, None, None)):
         total += woken
         if woken < _BATCH:
             break

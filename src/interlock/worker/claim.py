@@ -100,9 +100,14 @@ class Claimer:
         return self._room < 1
 
     @property
+    def room(self) -> int:
+        """For what waits in the queue, if the seat that one with nothing to do keeps is closed for it."""
+        return self._worker.capacity - len(self._worker.drivers) - self._always_seats
+
+    @property
     def _room(self) -> int:
         """For what waits in the queue."""
-        return self._worker.capacity - len(self._worker.drivers) - (self._has_seat or self._always_seats)
+        return self.room - (self._has_seat and not self._always_seats)
 
     @property
     def _may_seat(self) -> bool:

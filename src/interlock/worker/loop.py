@@ -387,10 +387,11 @@ class Worker:
     async def _check(self) -> None:
         """The slow poll beneath the notifications: mail, orders, and whether others wait for our slots."""
         with contextlib.suppress(Unavailable):
-            if flows := self.shop.tools.flows.all():
-                awaited = [flow.plan.awaited for flow in flows]
-                await children.wake_awaiting(self.database, awaited, self.me.actor)
             pools = list(self.pools())
+            takes_more = self.orders.status == WorkerState.RUNNING and not self.draining
+            if takes_more and (room := self.claimer.room) > 0 and (flows := self.shop.tools.flows.all()):
+                awaited = [flow.plan.awaited for flow in flows]
+                await children.wake_awaiting(self.database, awaited, self.me.actor, pools, self.tenants, most=room)
             self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting_in", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()

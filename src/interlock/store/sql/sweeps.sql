@@ -3,7 +3,8 @@
 
 -- name: wake_runs
 -- moves: run waiting_external|waiting_approval -resume-> running
--- Those whose time has come; or, for a worker that says which flows it has, those who wait for one of them.
+-- Those whose time has come; or, for a worker that says which flows it has ($4), those who wait for one of them in its
+-- pools ($5) and of its tenants ($6). Of others it must not: who takes them may not have the flow, and parks them again.
 WITH due AS MATERIALIZED (
   SELECT id, status, wake_at FROM run
    WHERE wake_at <= coalesce($1, now()) AND $4::text[] IS NULL
@@ -12,7 +13,8 @@ WITH due AS MATERIALIZED (
      FOR NO KEY UPDATE SKIP LOCKED
 ), awaiting AS MATERIALIZED (
   SELECT id, status FROM run
-   WHERE awaits_flow = ANY($4) AND $4 IS NOT NULL
+   WHERE awaits_flow = ANY($4) AND $4 IS NOT NULL AND ($6::uuid[] IS NULL OR tenant_id = ANY($6))
+     AND (SELECT pool FROM lane WHERE lane.id = coalesce(run.side_id, run.tenant_id)) = ANY($5::text[])
    ORDER BY awaits_flow, id  -- not by id alone: that invites to read all runs in its order
    LIMIT $2
      FOR NO KEY UPDATE SKIP LOCKED
