@@ -335,6 +335,68 @@ async def test_an_effect_is_undone_once_whoever_does_it(shop: Shop, rig: Rig, ag
     assert undone == ["cancel room", "cancel car", "cancel boat"]
 
 
+RESERVE = """
+name: r
+steps:
+  - id: a
+    tool: trip.reserve
+    input: {room: "12"}
+    compensate: {tool: trip.release, input: {room: "${output.room}"}}
+  - {id: car, tool: trip.car}
+"""
+
+
+@pytest.fixture
+def rooms(rig: Rig, agency: Agency) -> Agency:
+    @rig.tool("trip.reserve", writes=True, key="reserve:{room}", undo="trip.release")
+    async def reserve(room: str) -> dict[str, str]:
+        agency.done.append(f"reserve {room}")
+        return {"room": room}
+
+    @rig.tool("trip.release", writes=True)
+    async def release(room: str) -> None:
+        if agency.broken.get(room):
+            raise agency.broken[room].pop(0)
+        agency.done.append(f"release {room}")
+
+    return agency
+
+
+async def test_what_was_undone_is_done_anew_for_the_next_run_that_wants_it(shop: Shop, rig: Rig, rooms: Agency) -> None:
+    await rig.apply(RESERVE)
+    for _ in range(2):
+        assert log(await shop.ended(await rig.start("r"))) == [("a", "succeeded")]
+    assert rooms.done == ["reserve 12", "release 12"] * 2
+
+
+async def test_a_run_undoes_what_somebody_else_gave_up_to_undo(shop: Shop, rig: Rig, rooms: Agency) -> None:
+    await rig.apply(RESERVE.replace("{id: car, tool: trip.car}", "{id: gate, approval: {}}"))
+    run_id = await rig.start("r")
+    await rig.work_until(run_id, "waiting_approval")
+    [receipt] = await shop.receipts(run_id)
+    rooms.broken["12"] = [Terminal("closed")]
+    _, other = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    assert (await shop.ended(UUID(other["id"])))["status"] == "failed"
+    await rig.cancel(run_id)
+    run = await shop.ended(run_id)
+    assert (run["status"], log(run), rooms.done) == ("canceled", [("a", "succeeded")], ["reserve 12", "release 12"])
+
+
+async def test_a_run_whose_effect_was_undone_since_is_not_continued_as_if_it_were_done(
+    shop: Shop, rig: Rig, rooms: Agency
+) -> None:
+    await rig.apply("name: r\nsteps: [{id: a, tool: trip.reserve, input: {room: '12'}}, {id: car, tool: trip.car}]")
+    run = await shop.ended(await rig.start("r"))
+    status, again = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+    assert status == 201 and (await shop.ended(UUID(again["id"])))["status"] == "failed"
+    [receipt] = [r for r in await shop.receipts(run["id"]) if r["step_key"] == "a"]
+    _, other = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    for run_id in (run["id"], again["id"]):  # also where it was only taken over
+        status, problem = await shop.admin.post(f"/api/runs/{run_id}/retry")
+        assert (status, problem["code"], problem["receipt_id"]) == (409, "EFFECT_UNDONE", receipt["id"])
+        await shop.ended(UUID(other["id"]))
+
+
 async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
     shop: Shop, rig: Rig, agency: Agency, monkeypatch: pytest.MonkeyPatch
 ) -> None:

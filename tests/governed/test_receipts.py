@@ -609,6 +609,79 @@ async def test_an_effect_is_undone_by_a_governed_run_at_most_once(shop: Shop, ri
     assert (shown["run_id"], shown["reason"]) == (undo["id"], "wrong card")
 
 
+async def _charged(shop: Shop) -> tuple[UUID, str]:
+    """A run that charged, and where to have that undone."""
+    run = await shop.ended(await shop.start(shop.admin, "charge", amount=5))
+    (receipt,) = await shop.receipts(run["id"])
+    return run["id"], f"/api/receipts/{receipt['id']}/reverse"
+
+
+async def test_a_key_whose_effect_was_undone_is_free_again(shop: Shop, rig: Rig) -> None:
+    _undoable(shop)
+    await rig.apply(UNDO)
+    _, reverse = await _charged(shop)
+    _, undo = await shop.admin.post(reverse)
+    question = await shop.held(UUID(undo["id"]))
+    waiting = await shop.start(shop.admin, "charge", amount=5)
+    async with rig.worker():
+        await rig.until_journal(waiting, "charge: running -retry-> pending")
+    error = (await rig.run(waiting))["step"]["charge"]["last_error"]
+    assert error["type"] == "EffectUnderWay" and undo["id"] in error["message"]
+    await rig.cancel(waiting)
+    await (await shop.person("one")).approve(question["id"])
+    assert (await shop.ended(UUID(undo["id"])))["status"] == "succeeded"
+    await _charged(shop)
+    assert shop.done == ["charge 5", "refund ch_1 5 undone", "charge 5"]
+    again = await shop.ended(await shop.start(shop.admin, "charge", amount=5))
+    assert (again["status"], len(shop.done)) == ("succeeded", 3), "the last one stands, and answers"
+
+
+@pytest.mark.parametrize("how", ["rejected", "canceled", "failed"])
+async def test_an_undo_that_came_to_nothing_may_be_tried_again(how: str, shop: Shop, rig: Rig) -> None:
+    broken = how == "failed"
+
+    @rig.tool("bank.charge", writes=True, undo="bank.refund")
+    async def charge(amount: int, customer: str) -> dict[str, Any]:
+        return {"id": "ch_1"}
+
+    @rig.tool("bank.refund", writes=True, risk="low" if how == "failed" else "med")
+    async def refund(id: str) -> None:
+        if broken:
+            raise Terminal("closed")
+        shop.done.append(f"refund {id}")
+
+    await rig.apply(UNDO)
+    _, reverse = await _charged(shop)
+    one = await shop.person("one")
+
+    async def gave_up(run_id: str) -> None:
+        if how == "rejected":
+            await one.reject((await shop.held(UUID(run_id)))["id"], reason="no")
+        elif how == "canceled":
+            await shop.held(UUID(run_id))
+            await rig.cancel(UUID(run_id))
+        assert (await shop.ended(UUID(run_id)))["status"] in ("failed", "canceled")
+
+    _, first = await shop.admin.post(reverse)
+    await gave_up(first["id"])
+    status, second = await shop.admin.post(reverse)
+    assert status == 201, second
+    status, problem = await shop.admin.post(f"/api/runs/{first['id']}/retry")
+    assert (status, problem["code"], problem["run_id"]) == (409, "ALREADY_REVERSED", second["id"])
+    await gave_up(second["id"])
+    # To retry the run that had it last is as good; then nobody else may, until that one has given up too.
+    status, third = await shop.admin.post(f"/api/runs/{second['id']}/retry")
+    assert status == 201, third
+    status, problem = await shop.admin.post(reverse)
+    assert (status, problem["code"], problem["run_id"]) == (409, "ALREADY_REVERSED", third["id"])
+    broken = False
+    if how != "failed":
+        await one.approve((await shop.held(UUID(third["id"])))["id"])
+    assert (await shop.ended(UUID(third["id"])))["status"] == "succeeded"
+    assert (await shop.admin.post(reverse))[1]["run_id"] == third["id"]
+    assert shop.done == ["refund ch_1"]
+
+
 async def test_an_edited_effect_is_undone_as_it_was_done(shop: Shop, rig: Rig) -> None:
     _undoable(shop, risk="med")
     await rig.apply(UNDO)

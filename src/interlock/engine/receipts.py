@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from uuid import UUID
 
-from interlock.lifecycle import ReceiptState, RunState
+from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
 
@@ -69,12 +69,15 @@ async def _undone_elsewhere(tx: Tx, database: Database, intents: list[tuple[UUID
     if not intents:
         return {}
     receipts, runs = [i.reverses for _, _, i in intents], [run for _, run, _ in intents]
-    await tx.fetch("claim_reversals", database.clock(), receipts, [tenant for tenant, _, _ in intents], runs)
+    await tx.fetch(
+        "claim_reversals", database.clock(), receipts, [tenant for tenant, _, _ in intents], runs,
+        [i.step for _, _, i in intents],
+    )  # fmt: skip
     others = {row["receipt_id"]: row for row in await tx.fetch("reversed_by_others", receipts, runs)}
     return {
         i.id: Prior(
-            None, i.key, others[i.reverses]["run_id"], "undo",
-            ReceiptState.SUCCEEDED if others[i.reverses]["status"] == RunState.SUCCEEDED else ReceiptState.ATTEMPTED,
+            None, i.key, others[i.reverses]["run_id"], others[i.reverses]["step"],
+            ReceiptState.SUCCEEDED if others[i.reverses]["undoing"] == "done" else ReceiptState.ATTEMPTED,
             None, None,
         )
         for _, _, i in intents
@@ -115,13 +118,20 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
             metrics.transition("receipt", row["status"] or ReceiptState.FAILED, ReceiptState.ATTEMPTED).inc()
     return {
         row["intent_id"]: Prior(
-            row["id"], row["idempotency_key"], row["run_id"], row["step"],
-            # Not there yet in our snapshot: another run has declared it at this very moment.
-            ReceiptState(row["status"] or ReceiptState.ATTEMPTED), row["action_digest"], row["output"],
+            row["id"], row["idempotency_key"], row["undone_by"] or row["run_id"], row["undone_in"] or row["step"],
+            _standing(row), row["action_digest"], row["output"],
         )
         for row in rows
         if not row["goes_ahead"]
     }  # fmt: skip
+
+
+def _standing(row: Row) -> ReceiptState:
+    """What is being undone is as little an answer as what is being done. So is what is not there yet in our snapshot:
+    another run has declared it at this very moment.
+    """
+    under_way = row["undone_by"] is not None or row["status"] is None
+    return ReceiptState.ATTEMPTED if under_way else ReceiptState(row["status"])
 
 
 async def seal(tx: Tx, database: Database, seals: list[Seal]) -> None:

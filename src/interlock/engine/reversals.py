@@ -36,7 +36,7 @@ async def reverse(
     )
     if claimed is None:
         raise Conflict(
-            f"it was undone already, by run {receipt['reversal_run_id']}", code="ALREADY_REVERSED",
+            f"it was undone already, or is being undone, by run {receipt['reversal_run_id']}", code="ALREADY_REVERSED",
             run_id=str(receipt["reversal_run_id"]),
         )  # fmt: skip
     given, secrets = await _input(tx, plans, tools, original, receipt)

@@ -248,12 +248,17 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
     if before.is_undoing:
         raise Conflict("it undid what it had done; start a new run", code="RUN_COMPENSATED")
-    effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_of", principal.tenant_id, run_id)}
+    effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_behind", principal.tenant_id, run_id)}
     for receipt in effects.values():
         if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):
             raise Conflict(
                 f"step {receipt['step']} may have happened; say first what became of it, at POST "
                 f"/api/receipts/{receipt['id']}/resolve", code="EFFECT_IN_DOUBT", receipt_id=str(receipt["id"]),
+            )  # fmt: skip
+        if receipt["undoing"] in ("done", "under_way"):
+            raise Conflict(
+                f"step {receipt['step']} was undone, or is being undone, by run {receipt['reversal_run_id']}; start a "
+                "new run", code="EFFECT_UNDONE", receipt_id=str(receipt["id"]),
             )  # fmt: skip
     new = NewRun(
         new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"),
@@ -267,6 +272,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         return run.row
     if old["session_id"] is not None:
         await tx.row("join_session", new_id, old["session_id"], None, False)
+    if new.trigger["source"] == "reversal":
+        await _hand_over_reversal(tx, old, new)
     if before.plan.is_dynamic:
         _carry_over_flow(run.journal, before, old, effects, principal.actor)
         return await _begin(tx, database, run)
@@ -276,6 +283,18 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         elif (output := _happened(effects, done.step.key)) is not None:
             _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
     return await _begin(tx, database, run)
+
+
+async def _hand_over_reversal(tx: Tx, old: Row, new: NewRun) -> None:
+    """The new run undoes what the old one did not; unless somebody else did, or is at it."""
+    await tx.fetch("hand_over_reversal", old["tenant_id"], old["id"], new.id)
+    try:
+        receipt_id = UUID(new.trigger["ref"])
+    except (TypeError, ValueError):
+        return  # it only says so: whoever starts a run may call its source what they like
+    other = await tx.value("reversed_since", old["tenant_id"], receipt_id, new.id)
+    if other not in (None, old["id"]):
+        raise Conflict(f"run {other} undoes it by now", code="ALREADY_REVERSED", run_id=str(other))
 
 
 def _happened(effects: dict[str, Row], step: str) -> str | None:

@@ -3,19 +3,26 @@
 -- name: attempt_effects
 -- moves: receipt failed|attempted -retry-> attempted
 -- The intent. A key that was used before is taken over only if that attempt failed, or was this very step's. What comes
--- back is what was there before: in the way, or tried again.
+-- back is what was there before: in the way, or tried again. What was undone is in nobody's way; what is being undone is.
 WITH wanted AS (
-  SELECT * FROM unnest(
+  SELECT w.*, coalesce(latest.nth + latest.is_undone::int, 1) AS nth FROM unnest(
     $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::text[],
     $11::text[]
   ) AS w (id, tenant_id, run_id, step, tool, idempotency_key, action_digest, attempt, request_metadata, undo)
+  LEFT JOIN LATERAL (
+    SELECT nth, EXISTS (
+             SELECT FROM reversal WHERE reversal.receipt_id = receipt.id AND undoing(reversal) = 'done'
+           ) AS is_undone
+      FROM receipt WHERE receipt.tenant_id = w.tenant_id AND receipt.idempotency_key = w.idempotency_key
+     ORDER BY nth DESC LIMIT 1
+  ) AS latest ON true
 ), attempted AS (
   INSERT INTO receipt (id, tenant_id, run_id, step, tool, idempotency_key, action_digest, status, attempt,
-                       request_metadata, undo, created_at)
+                       request_metadata, undo, nth, created_at)
   SELECT id, tenant_id, run_id, step, tool, idempotency_key, action_digest, 'attempted', attempt,
-         request_metadata::jsonb, undo, coalesce($1, now())
+         request_metadata::jsonb, undo, nth, coalesce($1, now())
     FROM wanted
-  ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
+  ON CONFLICT (tenant_id, idempotency_key, nth) DO UPDATE
      SET id = excluded.id, run_id = excluded.run_id, step = excluded.step, tool = excluded.tool, status = 'attempted',
          attempt = excluded.attempt, request_metadata = excluded.request_metadata, response_metadata = NULL,
          undo = excluded.undo, completed_at = NULL
@@ -25,11 +32,13 @@ WITH wanted AS (
   RETURNING id, xmax <> 0 AS again
 )
 SELECT wanted.id AS intent_id, attempted.id IS NOT NULL AS goes_ahead, wanted.idempotency_key, prior.id, prior.run_id,
-       prior.step, prior.status, prior.action_digest, prior.output
+       prior.step, prior.status, prior.action_digest, prior.output, reversal.run_id AS undone_by,
+       reversal.step AS undone_in
   FROM wanted
   LEFT JOIN attempted ON attempted.id = wanted.id
   LEFT JOIN receipt AS prior
-    ON prior.tenant_id = wanted.tenant_id AND prior.idempotency_key = wanted.idempotency_key
+    ON prior.tenant_id = wanted.tenant_id AND prior.idempotency_key = wanted.idempotency_key AND prior.nth = wanted.nth
+  LEFT JOIN reversal ON reversal.receipt_id = prior.id AND undoing(reversal) = 'under_way'
  WHERE attempted.id IS NULL OR attempted.again;
 
 -- name: consume_approvals
@@ -39,18 +48,21 @@ SELECT approval_id, receipt_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::
 ON CONFLICT (approval_id) DO NOTHING;
 
 -- name: claim_reversals
--- An effect is undone once, by the run that made it or by one of its own that somebody asked for.
-INSERT INTO reversal (receipt_id, tenant_id, run_id, reason, asked_by, asked_at)
-SELECT receipt_id, tenant_id, run_id, 'compensation', 'system:engine', coalesce($1, now())
-  FROM unnest($2::uuid[], $3::uuid[], $4::uuid[]) AS r (receipt_id, tenant_id, run_id)
-ON CONFLICT (receipt_id) DO NOTHING;
+-- An effect is undone once, by the run that made it or by one of its own that somebody asked for. What that one has
+-- given up is taken over.
+INSERT INTO reversal (receipt_id, tenant_id, run_id, step, reason, asked_by, asked_at)
+SELECT DISTINCT ON (receipt_id) receipt_id, tenant_id, run_id, step, 'compensation', 'system:engine', coalesce($1, now())
+  FROM unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::text[]) AS r (receipt_id, tenant_id, run_id, step)
+ON CONFLICT (receipt_id) DO UPDATE
+   SET run_id = excluded.run_id, step = excluded.step, reason = excluded.reason, asked_by = excluded.asked_by,
+       asked_at = excluded.asked_at
+ WHERE undoing(reversal) = 'given_up';
 
 -- name: reversed_by_others
 -- In a statement of its own: one that was being claimed at that moment is there now.
-SELECT mine.receipt_id, reversal.run_id, run.status
+SELECT mine.receipt_id, reversal.run_id, reversal.step, undoing(reversal)
   FROM unnest($1::uuid[], $2::uuid[]) AS mine (receipt_id, run_id)
-  JOIN reversal ON reversal.receipt_id = mine.receipt_id AND reversal.run_id <> mine.run_id
-  JOIN run ON run.id = reversal.run_id;
+  JOIN reversal ON reversal.receipt_id = mine.receipt_id AND reversal.run_id <> mine.run_id;
 
 -- name: release_reversals
 -- It could not be undone: somebody else may try.
@@ -84,6 +96,20 @@ SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversa
   FROM receipt LEFT JOIN reversal ON reversal.receipt_id = receipt.id
  WHERE receipt.tenant_id = $1 AND receipt.run_id = $2 ORDER BY receipt.id;
 
+-- name: receipts_behind
+-- Of a run and of those that it continues, and what became of undoing them.
+WITH RECURSIVE continued AS (
+  SELECT id, resumed_from FROM run WHERE tenant_id = $1 AND id = $2
+  UNION ALL
+  SELECT run.id, run.resumed_from FROM run JOIN continued ON run.id = continued.resumed_from
+)
+SELECT receipt.id, receipt.step, receipt.status, receipt.output, reversal.run_id AS reversal_run_id,
+       CASE WHEN reversal.run_id IS NOT NULL THEN undoing(reversal) END AS undoing
+  FROM continued
+  JOIN receipt ON receipt.run_id = continued.id
+  LEFT JOIN reversal ON reversal.receipt_id = receipt.id
+ ORDER BY receipt.id;
+
 -- name: get_receipt
 SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversal_reason, reversal.asked_by AS reversed_by,
        reversal.asked_at AS reversed_at
@@ -91,7 +117,19 @@ SELECT receipt.*, reversal.run_id AS reversal_run_id, reversal.reason AS reversa
  WHERE receipt.tenant_id = $1 AND receipt.id = $2;
 
 -- name: reverse_receipt
-INSERT INTO reversal (receipt_id, tenant_id, run_id, reason, asked_by, asked_at)
-VALUES ($2, $3, $4, $5, $6, coalesce($1, now()))
-ON CONFLICT (receipt_id) DO NOTHING
+-- As in claim_reversals. Nobody if it is undone, or somebody is at it.
+INSERT INTO reversal (receipt_id, tenant_id, run_id, step, reason, asked_by, asked_at)
+VALUES ($2, $3, $4, 'undo', $5, $6, coalesce($1, now()))
+ON CONFLICT (receipt_id) DO UPDATE
+   SET run_id = excluded.run_id, step = excluded.step, reason = excluded.reason, asked_by = excluded.asked_by,
+       asked_at = excluded.asked_at
+ WHERE undoing(reversal) = 'given_up'
 RETURNING receipt_id;
+
+-- name: hand_over_reversal
+-- To the run that continues the one which gave it up.
+UPDATE reversal SET run_id = $3 WHERE tenant_id = $1 AND run_id = $2 AND undoing(reversal) = 'given_up';
+
+-- name: reversed_since
+-- The run that has undone an effect, or is at it, in place of this one.
+SELECT run_id FROM reversal WHERE tenant_id = $1 AND receipt_id = $2 AND run_id <> $3;
