@@ -1,6 +1,7 @@
 """The inbox: what waits for people, and above all for whoever looks."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,8 @@ from interlock.store.pool import Row, Tx
 
 router = APIRouter()
 
-_SHOWN = 100
+# How many are shown of what they can decide and of what they cannot, and looked at in one go.
+_SHOWN, _OTHERS, _LOOKED_AT = 100, 20, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,37 @@ class Change:
 async def inbox(request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database, who = visit.services.database, visit.who
-    rows = await database.fetch("inbox", database.clock(), who.tenant_id, who.workspace_id, _SHOWN)
+    mine, others = await _waiting(visit)
+    waiting = await database.value("count_open", who.tenant_id, who.workspace_id)
     decided = await database.fetch("decided_lately", database.clock(), who.tenant_id, who.workspace_id, 10)
-    cards = await cards_of(visit, rows)
+    cards, rest = await cards_of(visit, mine[:_SHOWN]), await cards_of(visit, others)
     return await render(
-        request, visit, "inbox.html", cards=[card for card in cards if card.barred is None],
-        others=[card for card in cards if card.barred is not None], decided=await cards_of(visit, decided),
-        live="/live/inbox",
+        request, visit, "inbox.html", cards=cards, others=rest, more=waiting - len(cards) - len(rest),
+        more_for_you=len(mine) > _SHOWN, decided=await cards_of(visit, decided), live="/live/inbox",
     )  # fmt: skip
+
+
+async def _waiting(visit: Visitor) -> tuple[list[Row], list[Row]]:
+    """What they can decide and what they cannot, soonest to expire first.
+
+    The soonest may all be others', so it is gone through until enough is found that they can decide, or all was seen.
+    """
+    database, who = visit.services.database, visit.who
+    mine: list[Row] = []
+    others: list[Row] = []
+    place: tuple[datetime | None, UUID | None] = None, None
+    while len(mine) <= _SHOWN:
+        rows = await database.fetch("inbox", database.clock(), who.tenant_id, who.workspace_id, _LOOKED_AT, *place)
+        votes = await approvals.votes_on(database, rows)
+        for row in rows:
+            own = [vote for vote in votes if vote["approval_id"] == row["id"]]
+            (others if approvals.barred(row, own, who, approves=True) else mine).append(row)
+        del others[_OTHERS:]
+        # Whose role decides nothing need not be looked for further.
+        if len(rows) < _LOOKED_AT or not visit.may(Permission.APPROVE):
+            break
+        place = rows[-1]["expires_at"], rows[-1]["id"]
+    return mine, others
 
 
 @router.get("/approvals/{approval_id}")

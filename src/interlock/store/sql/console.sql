@@ -28,12 +28,18 @@ SELECT count(*) FROM (
    LIMIT 100
 ) AS open;
 
+-- name: count_open
+SELECT count(*) FROM approval
+ WHERE tenant_id = $1 AND status = 'requested'
+   AND ($2::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = approval.run_id AND run.workspace_id = $2));
+
 -- name: inbox
--- What is open and closest to its end, first; then what was decided last.
+-- What is open and closest to its end, first; on from one that was seen.
 SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
   FROM approval JOIN run ON run.id = approval.run_id
  WHERE approval.tenant_id = $2 AND approval.status = 'requested'
    AND ($3::text IS NULL OR run.workspace_id = $3)
+   AND ($5::timestamptz IS NULL OR approval.expires_at > $5 OR (approval.expires_at = $5 AND approval.id < $6::uuid))
  ORDER BY approval.expires_at, approval.id DESC
  LIMIT $4;
 
