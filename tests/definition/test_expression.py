@@ -182,6 +182,67 @@ def test_expressions_over_different_steps_can_alternate():
     assert [e.evaluate(made) for e in (one, two, one, both, two, one)] == [1, 2, 1, 2, 2, 1]
 
 
+TEN = "[0,1,2,3,4,5,6,7,8,9]"
+
+
+def nested(levels, over=TEN):
+    return f"{over}.all(x{levels}, {nested(levels - 1, over)})" if levels else "true"
+
+
+@pytest.mark.parametrize("source", [nested(3), nested(12), nested(3).replace("x3,", "(x3),"), nested(3, "input.l")])
+def test_macros_deeper_than_two_in_one_another_are_refused(source):
+    with pytest.raises(ValueError, match="has macros more than 2 deep in one another"):
+        Expression.parse(source)
+
+
+def test_macros_one_after_the_other_cannot_double_for_ever():
+    with pytest.raises(ValueError, match="goes through too much data"):
+        Expression.parse("['a']" + ".map(x, x + x)" * 40)
+
+
+MANY = list(range(30_000))
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        ("input.all(a, input.all(b, b >= 0))", MANY),
+        ("input.all(a, !(-1 in input))", MANY),
+        ("input.map(a, a + 1)", MANY),  # CEL copies the list for each that it adds
+        ("input.filter(a, a >= 0)", MANY),
+        ("input.all(a, a.all(b, b in a))", [MANY]),
+        ("input.l.map(a, input.s)", {"l": MANY[:1000], "s": "x" * 100_000}),
+        ("input.map(a, 'CONSTANT')".replace("CONSTANT", "x" * 3000), MANY[:8000]),
+        ("[input.s]" + ".map(a, [a, a, a, a, a, a, a, a])" * 5, {"s": "x"}),
+        ("(" + "+".join(["input"] * 400) + ").map(a, a)", MANY[:1000]),
+    ],
+)
+def test_what_would_take_minutes_is_not_begun(source, data):
+    expression = Expression.parse(source)
+    with pytest.raises(ExpressionFailed, match="goes through too much data too often"):
+        expression.evaluate(Scope(data, None, {}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "input.items.all(i, i.price > 0 && i.count > 0 && i.count < 100)",
+        "input.items.filter(i, i.sku in input.wanted).size() > 0",
+        "input.items.map(i, {'sku': i.sku, 'by': input.by}).size() > 0",
+        "input.items.exists(i, i.tags.exists(t, t == input.by))",
+    ],
+)
+def test_what_people_write_is_not_too_much(source):
+    items = [{"sku": f"s{n}", "price": 5, "count": 2, "tags": ["ada", "b"], "note": "x" * 50} for n in range(100)]
+    scope = Scope({"items": items, "wanted": ["s1", "s2"], "by": "ada"}, None, {})
+    assert Expression.parse(source).evaluate(scope) is True
+
+
+def test_a_macro_that_only_looks_at_its_own_items_may_have_any_number_of_them():
+    scope = Scope(MANY * 10, None, {})
+    assert Expression.parse("input.all(a, a >= 0 && a < 50000)").evaluate(scope) is True
+
+
 def test_expressions_are_equal_by_source():
     assert Expression.parse("input.x") == Expression.parse(" input.x ")
 

@@ -17,7 +17,7 @@ import cel
 import orjson
 
 from interlock.definition.fault import Path, dotted
-from interlock.definition.tokens import References, closing_brace, references
+from interlock.definition.tokens import Growth, References, closing_brace, growth, references
 
 ROOTS = ("input", "trigger", "run", "steps")
 _CONVERSIONS = {"bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
@@ -38,6 +38,13 @@ MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "filter", "has",
 
 # The parser and the interpreter recurse in native code; no honest expression comes near this.
 _LONGEST = 4000
+_DEEPEST = 2
+# What one expression may cost, in units of some fifty nanoseconds. It cannot be interrupted, and holds the process.
+_MOST_WORK = 200_000_000
+# A value costs as much as so many characters.
+_CHARACTERS = 64
+_SURELY_FEW = 100
+_TOO_MUCH = "goes through too much data too often; give its macros smaller lists, or use a tool for it"
 
 SECRET_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SECRET = re.compile(r"\s*secrets\s*\.\s*([A-Za-z_][A-Za-z0-9_]*)\s*")
@@ -116,6 +123,22 @@ class Scope:
             self._show(frozenset(self._steps) if wanted.any_step else wanted.steps)
         return self._context
 
+    def extent(self, wanted: References) -> tuple[int, int]:
+        """Of what is wanted: the members of its longest list or object, and the weight of all of it."""
+        found: list[Any] = [self._roots[name] for name in wanted.names if name in self._roots]
+        if "steps" in wanted.names:
+            keys = self._steps if wanted.any_step else wanted.steps & self._steps.keys()
+            outputs = [self._steps[key][1] for key in keys]
+            found += [output() if callable(output) else output for output in outputs]
+        longest, weight = len(found), 0
+        while found:
+            value = found.pop()
+            weight += 1 + (len(value) // _CHARACTERS if isinstance(value, str) else 0)
+            if isinstance(value, Mapping | list | tuple):
+                longest = max(longest, len(value))
+                found += value.values() if isinstance(value, Mapping) else value
+        return longest, weight
+
     def _show(self, keys: frozenset[str]) -> None:
         if self._shown is None or not keys <= self._shown:
             settled = {key: self._steps[key] for key in keys if key in self._steps}
@@ -133,6 +156,7 @@ class Expression:
     source: str
     _program: Any = field(compare=False, repr=False)
     references: References = field(compare=False, repr=False)
+    growth: Growth = field(compare=False, repr=False)
 
     @classmethod
     def parse(cls, source: str) -> "Expression":
@@ -147,7 +171,12 @@ class Expression:
             raise ValueError(f"{_quoted(source)} is not valid CEL: {_syntax(str(error))}") from None
         if any(name.startswith(".") for name in program.variables()):
             raise ValueError(f"{_quoted(source)} is not valid CEL here: leave out the dot before the name")
-        return cls(source, program, references(source))
+        grows = growth(source)
+        if grows.depth > _DEEPEST:
+            raise ValueError(f"{_quoted(source)} has macros more than {_DEEPEST} deep in one another; use a tool")
+        if grows.factor > _MOST_WORK:
+            raise ValueError(f"{_quoted(source)} {_TOO_MUCH}")
+        return cls(source, program, references(source), grows)
 
     def names(self) -> frozenset[str]:
         return self.references.names
@@ -161,6 +190,8 @@ class Expression:
 
     def evaluate(self, scope: Scope) -> Any:
         """A plain JSON value."""
+        if self._is_too_much(scope):
+            raise ExpressionFailed(self.source, f"it {_TOO_MUCH}")
         try:
             value = self._program.execute(scope.context(self.references))
         except Exception as error:
@@ -169,6 +200,15 @@ class Expression:
             return value if type(value) in _PLAIN else plain(value)
         except ValueError as error:
             raise ExpressionFailed(self.source, str(error)) from error
+
+    def _is_too_much(self, scope: Scope) -> bool:
+        grows = self.growth
+        if grows.power == 0 and grows.factor < _SURELY_FEW:
+            return False  # linear in what was read anyway
+        longest, weight = scope.extent(self.references)
+        longest, weight = max(longest, self.source.count(",") + 1), weight + len(self.source)
+        times: int = longest**grows.power
+        return weight * times * grows.factor > _MOST_WORK
 
 
 def plain(value: Any) -> Any:

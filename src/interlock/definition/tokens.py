@@ -44,7 +44,24 @@ class References:
     any_step: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How the work of an expression grows with what it reads: weight * longest**power * factor, at most.
+
+    Macros that only look at their own items are linear. One that reads something else for each item has a power, and
+    so has one that makes a list, since CEL copies the list for each item that is added. What is written several times
+    in the bodies of macros is a factor.
+    """
+
+    depth: int
+    power: int
+    factor: int
+
+
 _END = Token("end", "", -1)
+_LONG_CONSTANT = 40
+# To begin a macro or to make a list or an object costs as much as so many operands.
+_COST_OF_MAKING = 4
 
 
 def tokens(source: str, start: int = 0) -> Iterator[Token]:
@@ -96,6 +113,67 @@ def _roots(read: list[Token]) -> Iterator[int]:
         elif token.kind == "name" and before.text != "." and after.text != "(":
             own = {name for name, _ in bound} | _WORDS
             yield from () if token.text in own else (at,)
+
+
+@dataclass(slots=True)
+class _Macro:
+    name: str
+    variable: str
+    operands: int = 0
+    reads_outside: bool = False
+
+    @property
+    def power(self) -> int:
+        match self.name:
+            case "map":
+                return 1 + self.reads_outside
+            case "filter":
+                return 1
+            case _:
+                return int(self.reads_outside)
+
+
+def growth(source: str) -> Growth:
+    """Of an expression that compiles. Never less than it is; what stands side by side counts as if in one another."""
+    read = [*tokens(source), _END]
+    opened: list[_Macro | str] = []
+    depth, power, factor = 0, 0, 1
+    variables = set[int]()
+    for at, token in enumerate(read):
+        around = [bracket for bracket in opened if isinstance(bracket, _Macro)]
+        before, after = read[at - 1], read[min(at + 1, len(read) - 1)]
+        if token.text == "(" and before.text in _BINDING_MACROS and read[at - 2].text == ".":
+            first = next((n for n in range(at, len(read)) if read[n].kind == "name"), at)
+            variables.add(first)
+            _count(around, None, _COST_OF_MAKING)
+            opened.append(_Macro(before.text, read[first].text))
+            depth = max(depth, len(around) + 1)
+        elif token.text in ("(", "[", "{"):
+            opened.append(token.text)
+            is_literal = token.text != "(" and before.kind != "name" and before.text not in (")", "]", "}")
+            _count(around, None, _COST_OF_MAKING if is_literal else 0)
+        elif token.text in (")", "]", "}"):
+            closed = opened.pop()
+            if isinstance(closed, _Macro):
+                power, factor = power + closed.power, factor * max(closed.operands, 1)
+        elif token.text == "+" and not around:
+            factor += 1
+        elif token.text == "," and opened and opened[-1] in ("[", "{"):
+            _count(around, None)
+        elif token.kind == "string" and len(token.text) > _LONG_CONSTANT:
+            _count(around, token.text)
+        elif token.kind == "name" and before.text != "." and after.text != "(" and at not in variables:
+            _count(around, None if token.text in _WORDS else token.text)
+    return Growth(depth, power, factor)
+
+
+def _count(around: list[_Macro], read: str | None, times: int = 1) -> None:
+    """One more operand in the bodies around it, from outside of those that do not bind its name."""
+    is_bound = read is None
+    for macro in reversed(around):
+        macro.operands += times
+        is_bound = is_bound or macro.variable == read
+        macro.reads_outside |= not is_bound
 
 
 def _step_key(read: list[Token], at: int) -> str | None:
