@@ -88,6 +88,27 @@ script:
     assert (run["reason"], run["result"]["text"]) == ("completed", '{"error":"A person did not allow it: no"}')
 
 
+async def test_a_retried_run_tells_its_model_of_the_refusal_too(talk: Talk) -> None:
+    definition = """
+name: stubborn
+model: scripted
+tools: [shop.*]
+on_reject: continue
+script:
+  - turns: [{calls: [{tool: shop.refund, args: {charge: ch_1, amount: 1}}]}, {fail: "{result}"}]
+"""
+    await talk.http.post("/api/agents", content=definition)
+    sent = await talk.told("go", agent="stubborn")
+    [question] = await talk.held(sent["run_id"])
+    await talk.post(f"/api/approvals/{question['id']}/reject", {"reason": "no"})
+    failed = await talk.ended(sent["run_id"])
+    _, again = await talk.post(f"/api/runs/{sent['run_id']}/retry")
+    run = await talk.ended(again["id"])
+    assert run["error"]["message"] == failed["error"]["message"] == '{"error":"A person did not allow it: no"}'
+    refund = run["step"]["shop.refund"]
+    assert (refund["status"], refund["attempt"]) == ("skipped", 0)
+
+
 async def test_a_call_that_does_not_fit_its_tool_is_told_to_the_model_and_never_made(talk: Talk) -> None:
     sent = await talk.told("wrong")
     run = await talk.ended(sent["run_id"])

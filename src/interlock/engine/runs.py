@@ -323,17 +323,18 @@ def _carry_over_flow(journal: Journal, before: Journal, old: Row, effects: dict[
         journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
     for key, done in before.steps.items():
         data: dict[str, Any] = {"carried_over_from": str(old["id"])}
-        if done.status in SETTLED_WELL:
+        if done.status == StepState.SUCCEEDED:
             event, output = StepEvent.SUCCEED, done.output
-        elif done.status == StepState.FAILED and key != ended_by:
-            event, output = StepEvent.FAIL, done.output
+        elif done.status == StepState.SKIPPED or (done.status == StepState.FAILED and key != ended_by):
+            event, output = StepEvent.SKIP if done.status == StepState.SKIPPED else StepEvent.FAIL, done.output
             data |= {"reason": done.reason, "error": done.last_error}
         elif (output := _happened(effects, key)) is not None:
             event = StepEvent.SUCCEED
         else:
             continue
         fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
-        journal.begin(fold)
+        if event != StepEvent.SKIP:
+            journal.begin(fold)
         journal.move_step(fold, event, actor=actor, data=data, output=output)
 
 
