@@ -271,6 +271,8 @@ async def test_what_a_continued_run_took_over_is_undone_even_before_a_worker_saw
     assert (canceled["status"], [s["undoes"] for s in canceled["compensation"]]) == ("canceling", ["flight"])
     run = await shop.ended(UUID(again["id"]))
     assert (run["status"], agency.done) == ("canceled", ["cancel flight-1"])
+    status, problem = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert (status, problem["code"]) == (409, "EFFECT_UNDONE"), "nobody takes over what the other has undone"
 
 
 async def test_the_log_of_what_was_undone_is_on_the_wire(shop: Shop, rig: Rig, agency: Agency) -> None:

@@ -278,10 +278,11 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         _carry_over_flow(run.journal, before, old, effects, principal.actor)
         return await _begin(tx, database, run)
     for done in before.steps.values():
+        effect = effects.get(done.step.key)
         if done.status in SETTLED_WELL:
-            _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id)
+            _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id, effect)
         elif (output := _happened(effects, done.step.key)) is not None:
-            _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id)
+            _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id, effect)
     return await _begin(tx, database, run)
 
 
@@ -306,9 +307,13 @@ def _happened(effects: dict[str, Row], step: str) -> str | None:
     return (effect["output"] or NO_OUTPUT) if effect and effect["status"] == ReceiptState.SUCCEEDED else None
 
 
-def _carry_over(journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID) -> None:
+def _carry_over(
+    journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID, effect: Row | None
+) -> None:
     fold = journal.steps[key]
     data = {"carried_over_from": str(origin)}
+    if effect is not None:
+        data["carried_receipt_id"] = str(effect["id"])
     if status == StepState.SKIPPED:
         journal.move_step(fold, StepEvent.SKIP, actor=actor, data=data)
     else:

@@ -73,6 +73,8 @@ class StepFold:
     receipt_id: str | None = None
     # The action that its last intent declared.
     declared_digest: str | None = None
+    # Of a step that was carried over: the receipt of the run that did it.
+    carried_receipt_id: str | None = None
     # What a person put in place of the workflow's input, field by field.
     edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
@@ -329,6 +331,7 @@ class Journal:
             if "costs" in data:
                 fold.tokens = _tokens(data["costs"], fold.tokens)
             fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
+            fold.carried_receipt_id = data.get("carried_receipt_id", fold.carried_receipt_id)
         if fold.status in STEP.terminal:
             fold.completed_at = entry.at
             fold.next_run_at = None

@@ -64,9 +64,10 @@ def over_cap(run: HeldRun, fold: StepFold) -> dict[str, Any] | None:
 
 
 def _reverses(run: HeldRun, fold: StepFold) -> UUID | None:
-    """The receipt of what it undoes, if that was this run's own write."""
+    """The receipt of what it undoes, if that was a write of this run or of one that it continues."""
     done = run.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
-    return UUID(done.receipt_id) if done is not None and done.receipt_id is not None else None
+    receipt_id = (done.receipt_id or done.carried_receipt_id) if done is not None else None
+    return UUID(receipt_id) if receipt_id is not None else None
 
 
 def _shown(run: HeldRun, value: Any, tool: Tool) -> str:
