@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.definition import OnReject, StepKind, load, parse
-from interlock.definition.fault import Faults
+from interlock.definition import fault as faults_module
+from interlock.definition.fault import Faults, suggestion
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
 
@@ -450,6 +451,23 @@ def test_a_source_that_is_not_json_is_refused(odd):
 def test_a_document_full_of_mistakes_costs_no_more_than_an_honest_one():
     found = faults_of("name: x\nsteps: [{id: a, tool: t}]\n" + "".join(f"k{n}: 1\n" for n in range(50_000)))
     assert len(found) == Faults.MOST
+
+
+def test_many_misspelt_names_among_many_similar_ones_are_compared_with_few_of_them(monkeypatch):
+    compared = []
+    real = faults_module.get_close_matches
+    monkeypatch.setattr(
+        faults_module, "get_close_matches", lambda word, known, n: compared.append(len(known)) or real(word, known, n=n)
+    )
+    steps = [{"id": f"{'ab' * 18}{number:04}", "tool": "t"} for number in range(1000)]
+    steps[0]["needs"] = [f"{'ba' * 18}{number:04}" for number in range(300)]
+    with pytest.raises(DefinitionInvalid):
+        load({"name": "w", "steps": steps})
+    assert 0 < sum(compared) <= 200 * 20
+
+
+def test_a_misspelt_name_among_many_is_still_guessed():
+    assert suggestion("lookpu", [*(f"step-number-{n}" for n in range(500)), "lookup"]) == "; did you mean `lookup`?"
 
 
 def test_a_thousand_steps_are_allowed_and_not_one_more():

@@ -60,8 +60,17 @@ def dotted(path: Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
+# To compare two words costs the square of their length, and a document may misspell as many as it has faults.
+_LONGEST_GUESS = 40
+_MOST_GUESSES = 20
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), n=1)
+    if len(word) > _LONGEST_GUESS:
+        return ""
+    short = [name for name in known if len(name) <= _LONGEST_GUESS]
+    guesses = sorted(short, key=lambda name: abs(len(name) - len(word)))[:_MOST_GUESSES]
+    near = get_close_matches(word, guesses, n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
