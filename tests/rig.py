@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,9 @@ from uuid import UUID
 
 import httpx2
 import orjson
+from fastapi import FastAPI
 
+from interlock import console
 from interlock.api import Services, create_app
 from interlock.api.follow import Follower
 from interlock.api.views import run_view
@@ -57,6 +60,10 @@ class Hold:
         await asyncio.wait_for(self.entered.wait(), seconds)
 
 
+# Applications that no test uses now, by their limit of bodies and whether they have the console.
+_shelf: dict[tuple[int, bool], list[FastAPI]] = defaultdict(list)
+
+
 class Rig:
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         self.database, self.settings, self.clock = database, settings, clock
@@ -70,7 +77,8 @@ class Rig:
         self.services = Services(
             database, settings, self.plans, self.principals, self.policies, self.follower, self.notary
         )
-        self.app = create_app(self.services)
+        self._borrowed: list[FastAPI] = []
+        self.app = self._app(with_console=False)
         self.admin_key: str
         self.admin: Principal
         self._clients: list[httpx2.AsyncClient] = []
@@ -88,6 +96,26 @@ class Rig:
         for client in self._clients:
             await client.aclose()
         await self.follower.stop()
+        for app in self._borrowed:
+            app.dependency_overrides.clear()
+            _shelf[app.state.kind].append(app)
+
+    def mount_console(self) -> None:
+        self.app = self._app(with_console=True)
+
+    def _app(self, *, with_console: bool) -> FastAPI:
+        """One that an earlier test has used, if there is: to look at all endpoints anew would take most of a test."""
+        kind = (self.settings.max_body_bytes, with_console)
+        if _shelf[kind]:
+            app = _shelf[kind].pop()
+        else:
+            app = create_app(self.services)
+            app.state.kind = kind
+            if with_console:
+                console.mount(app)
+        app.state.services = self.services
+        self._borrowed.append(app)
+        return app
 
     # ------------------------------------------------------------ people
 

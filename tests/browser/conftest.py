@@ -11,7 +11,6 @@ import uvicorn
 from tests.browser.chromium import FLAGS, chromium
 from tests.rig import Rig
 
-from interlock import console
 from interlock.settings import Settings
 from interlock.store.pool import Database, database_time
 
@@ -66,7 +65,7 @@ async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
         stack.push_async_callback(database.close)
         rig = await Rig.make(database, settings, database_time)
         stack.push_async_callback(rig.close)
-        console.mount(rig.app)
+        rig.mount_console()
         listening = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(rig.app, log_config=None, access_log=False, lifespan="off"))
         serving = asyncio.create_task(server._serve(sockets=[listening]))

@@ -9,8 +9,6 @@ import httpx2
 import pytest
 from tests.rig import Rig
 
-from interlock import console
-
 HOSTILE = "<script>alert(1)</script>"
 MOST = 100_000
 
@@ -74,7 +72,7 @@ SignIn = Callable[..., Awaitable[Browser]]
 
 @pytest.fixture
 async def sign_in(rig: Rig) -> AsyncIterator[SignIn]:
-    console.mount(rig.app)
+    rig.mount_console()
     clients: list[httpx2.AsyncClient] = []
 
     async def signed_in(
