@@ -29,7 +29,7 @@ up: install      ## API and one worker on the embedded database
 
 test: install    ## the promises, against a real PostgreSQL; see also chaos
 	@$(BIN)/python -m tests.browser.chromium
-	@$(BIN)/python -m pytest -n 2 -m "not chaos" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" $(ARGS)
 
 chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes
 	@$(BIN)/python -m pytest -m chaos $(ARGS)

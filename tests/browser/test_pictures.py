@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from tests.browser.conftest import Site
 
 from interlock.definition.agent import parse_agent
@@ -193,6 +194,7 @@ ON CONFLICT DO NOTHING
 """
 
 
+@pytest.mark.chaos  # ten seconds, and looked at by `make pictures`
 async def test_every_page_light_and_dark_on_a_desk_and_on_a_phone(site: Site) -> None:
     found = await furnish(site)
     pages = {

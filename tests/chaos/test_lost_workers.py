@@ -212,6 +212,7 @@ async def _was_written(rig: Rig, me: Me, runs: list[Any]) -> list[bool] | None:
 # ---------------------------------------------------------------- stopped and continued
 
 
+@pytest.mark.chaos
 async def test_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_works_on(rig: Rig, yard: Yard) -> None:
     await rig.apply(workflow("slow", 2))
     stopped = yard.worker(concurrency=5)

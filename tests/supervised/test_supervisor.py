@@ -205,6 +205,7 @@ async def test_a_worker_that_was_asked_for_gets_a_process_and_obeys(rig: Rig) ->
         assert await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL") == []
 
 
+@pytest.mark.chaos
 async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
     rig: Rig, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -585,14 +585,14 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
     monkeypatch.setattr(Worker, "take_up", lambda w, rows: (taken.extend(r["id"] for r in rows), take_up(w, rows))[1])
     async with free_worker(rig) as worker:
         monkeypatch.setattr(leases, "leases_of", leases_of)
-        heard: list[str] = []
-        monkeypatch.setattr(worker.claimer, "on_seated", heard.append)
-        worker._listener.handlers[worker.claimer.channel] = heard.append
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        monkeypatch.setattr(worker.claimer, "on_seated", heard.put_nowait)
+        worker._listener.handlers[worker.claimer.channel] = heard.put_nowait
         run_id = await start(rig)
         worker.claimer.remember()
         await asyncio.wait_for(asked.wait(), 20)
         # Only now the notification comes; the run is done before the answer is read.
-        Claimer.on_seated(worker.claimer, heard[0])
+        Claimer.on_seated(worker.claimer, await asyncio.wait_for(heard.get(), 20))
         assert (await rig.until(run_id))["status"] == "succeeded"
         go_on.set()
         second = await rig.start("one")
