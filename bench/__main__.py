@@ -38,23 +38,31 @@ def main(
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
     # The client's own log lines would be measured with it.
     configure_logging("warning", "auto")
-    run_loop(_measure(_console(), chosen, quick))
+    if failed := run_loop(_measure(_console(), chosen, quick)):
+        raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
-async def _measure(console: Console, chosen: list[str], quick: bool) -> None:
+async def _measure(console: Console, chosen: list[str], quick: bool) -> list[str]:
+    """The names of those that failed: what was measured before and after them is shown all the same."""
     effort = QUICK if quick else FULL
     figures: list[Figure] = []
+    failed: list[str] = []
     with set_up() as stage, _progress(console) as progress:
         task = progress.add_task("starting", total=len(chosen))
         session = Session(stage, effort, tell=lambda text: progress.update(task, description=text))
         for name in chosen:
-            figures += await MEASURES[name](session)
+            try:
+                figures += await MEASURES[name](session)
+            except Exception:
+                failed.append(name)
+                console.print_exception()
             progress.advance(task)
         server = await stage.server_version()
     console.print(report.table(figures))
     console.print(report.machine_line(figures, session.calm))
     path = report.write(figures, effort=asdict(effort), best=session.calm.best, server=server)
     console.print(f"Written to {path}", soft_wrap=True)
+    return failed
 
 
 def _console() -> Console:

@@ -90,9 +90,9 @@ async def _visitor(side: engine.Engine) -> AsyncIterator[httpx2.AsyncClient]:
     """Signed in, in the server's own process: what is measured is the server's time."""
     database, settings = side.database, side.database.settings
     notary = Notary(Signing(settings), Salts(settings), Artifacts(settings.data_dir.absolute().as_uri()))
-    services = Services(
-        database, settings, side.plans, Principals(database), Policies(database, registry), Follower(database), notary
-    )
+    principals = Principals(database)
+    follower = Follower(database, principals)
+    services = Services(database, settings, side.plans, principals, Policies(database, registry), follower, notary)
     app = create_app(services)
     console.mount(app)
     token = await signins.begin(database, engine.KEY)

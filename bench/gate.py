@@ -26,7 +26,9 @@ _GOAL = Goal("≤", 300)
 
 
 async def measure(session: Session) -> list[Figure]:
-    judged, reads, writes = [], [], []
+    judged: list[float] = []
+    reads: list[float] = []
+    writes: list[float] = []
     for number in range(session.effort.repetitions):
         async with engine.opened(session.stage) as side:
             judged.append(await session.calmly(f"gate, round {number + 1}, judging", partial(_judge, side)))
@@ -57,7 +59,7 @@ async def _judge(side: engine.Engine) -> float:
         if number == _WARM_UP:
             began = time.perf_counter()
         arguments = {"charge": f"ch_{number}", "amount": number}
-        verdict = await gate.judge(row, fold, tool.propose(arguments, arguments, ()), now)
+        verdict = await gate.judge(row, fold, tool.propose(arguments, arguments, {}), now)
         assert isinstance(verdict, Pass), verdict
     return (time.perf_counter() - began) / _JUDGED * 1e6
 
