@@ -24,7 +24,7 @@ class Effort:
 
 FULL = Effort(
     repetitions=5,
-    drains=2,
+    drains=3,
     samples=100,
     backlog=200_000,
     tenants=10_000,

@@ -93,8 +93,9 @@ WITH me AS MATERIALIZED (
     FROM picked
    WHERE run.id = picked.run_id AND run.lease_worker IS NULL
      -- Said twice, for a join alone may be made by reading all runs; and not IS NULL, which invites to read all open ones.
+     -- Nor with =, of which the planner expects next to nothing: it would compare each run with each that was picked.
      AND run.id = ANY(ARRAY(SELECT run_id FROM picked))
-     AND coalesce(run.completed_at, 'infinity') = 'infinity'
+     AND coalesce(run.completed_at, 'infinity') >= 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
             run.lease_token, run.inbox, run.created_at, run.deadline_at, run.requested_by, run.requester, run.workspace_id,
             run.started_at, run.parent_run_id, run.session_id, run.session_run, run.auto_approve, run.side_id, run.job_id,
