@@ -66,7 +66,7 @@ def test_at_a_terminal_the_person_decides(environment: dict[str, str], answer: s
 @pytest.mark.chaos  # a signal and a terminal race here when the machine is busy
 def test_ctrl_c_at_the_question_ends_it(environment: dict[str, str]) -> None:
     shown, code = at_a_terminal(environment, "\x03")
-    assert code == 130
+    assert code == 130, shown
     assert "Traceback" not in shown
 
 

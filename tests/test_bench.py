@@ -1,0 +1,31 @@
+"""The benchmark can be run: each of its measurements, with as little to do as makes sense."""
+
+import pytest
+from bench.__main__ import MEASURES
+from bench.calm import Calm
+from bench.session import Effort, Session
+from bench.stage import Stage, set_up
+
+LEAST = Effort(
+    repetitions=1, drains=1, samples=3, backlog=20_000, tenants=100, ready=1000, claims=2, console_runs=200,
+)  # fmt: skip
+
+
+class Hasty(Calm):
+    """Figures do not count here, so nobody waits for a calm machine."""
+
+    def is_calm(self, pulse: object) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def stage():
+    with set_up() as stage:
+        yield stage
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", MEASURES)
+async def test_it_measures(stage: Stage, name: str) -> None:
+    figures = await MEASURES[name](Session(stage, LEAST, tell=lambda _: None, calm=Hasty()))
+    assert figures and all(one.ours.median > 0 and one.base.median > 0 for one in figures)
