@@ -1,12 +1,14 @@
-"""Where commands on this machine find their server: in one file, which belongs to one server at a time."""
+"""Where commands on this machine find their server, and how they end."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from interlock.main import announce, withdraw
+from interlock.main import announce, run_loop, withdraw
 
 MINE = "http://127.0.0.1:9"
 
@@ -42,3 +44,15 @@ async def test_what_a_dead_server_left_is_written_over(tmp_path: Path, left: str
     (tmp_path / "url").write_text(left)
     await announce(tmp_path / "url", MINE)
     assert (tmp_path / "url").read_text() == MINE
+
+
+def test_ctrl_c_is_ctrl_c_though_tidying_up_after_it_fails() -> None:
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            raise ConnectionError("the database is away")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(work())

@@ -53,8 +53,20 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
+        return asyncio.run(_interruptible(work))
+    return uvloop.run(_interruptible(work))
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Ctrl-C stays Ctrl-C though tidying up after it failed."""
+    try:
+        return await work
+    except Exception as error:
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            raise
+        log.warning("stopped_untidily", error=str(error) or type(error).__name__)
+        raise asyncio.CancelledError from error
 
 
 @contextlib.asynccontextmanager
