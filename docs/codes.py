@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock import errors
+from interlock.engine.approvals import REFUSED
 from interlock.errors import Problem
 from interlock.lifecycle import JOB, RUN, WORKER, JobEvent, JobState, RunEvent, RunState, WorkerEvent, WorkerState
 
@@ -21,8 +22,6 @@ class Code:
 _CLASSES: dict[str, type[Problem]] = {
     name: made for name, made in vars(errors).items() if isinstance(made, type) and issubclass(made, Problem)
 }
-# Who may not vote is answered as Forbidden, any other refused vote as a conflict.
-_REFUSALS = {"SELF_APPROVAL": errors.Forbidden}
 
 
 def codes_in(source: Path) -> list[Code]:
@@ -60,9 +59,9 @@ def _codes_of(tree: ast.Module) -> Iterator[Code]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
-        if node.func.id == "Refusal" and all(isinstance(arg, ast.Constant) for arg in node.args):
+        if node.func.id == "Refusal" and isinstance(node.args[0], ast.Constant):
             code = str(ast.literal_eval(node.args[0]))
-            made = _REFUSALS.get(code, errors.Conflict)
+            made = REFUSED.get(code, errors.Conflict)
             yield Code(code, made.status, made.title, _sentence(node.args[1]))
         elif (named := _CLASSES.get(node.func.id)) and (given := _code_of(node, constants)):
             yield Code(given, named.status, named.title, _sentence(node.args[0]))

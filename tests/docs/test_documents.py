@@ -55,4 +55,6 @@ def test_every_code_is_listed_with_a_status() -> None:
     assert listed["RUN_NOT_FOUND"] == 404
     assert listed["IDEMPOTENCY_KEY_REUSED"] == 422
     assert listed["SELF_APPROVAL"] == 403
+    # As the API answers them: see tests/governed/test_approvals.py.
+    assert (listed["NOT_AN_APPROVER"], listed["REASON_REQUIRED"]) == (403, 422)
     assert all(400 <= status < 600 for status in listed.values())

@@ -1,7 +1,8 @@
 """Approvals: one question, its votes, one decision. API, CLI and sweeps all decide through here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -293,8 +294,11 @@ def _too_late(approval: Row, event: str) -> Conflict:
     )  # fmt: skip
 
 
+# Who may not vote at all is forbidden to; any other refused vote is one that cannot be cast as things are.
+REFUSED: Mapping[str, type[Problem]] = MappingProxyType(
+    {"SELF_APPROVAL": Forbidden, "NOT_AN_APPROVER": Forbidden, "REASON_REQUIRED": Invalid}
+)
+
+
 def _refused(why: Refusal) -> Problem:
-    forbidden = why.code in ("SELF_APPROVAL", "NOT_AN_APPROVER")
-    return (Forbidden if forbidden else Invalid if why.code == "REASON_REQUIRED" else Conflict)(
-        why.detail, code=why.code
-    )
+    return REFUSED.get(why.code, Conflict)(why.detail, code=why.code)
