@@ -298,3 +298,23 @@ async def test_hits_and_misses_are_counted_by_source(rig: Rig, http: httpx2.Asyn
     for body in (BODY, BODY, {"workflow": "echo"}):
         await http.post("/api/runs", json=body, headers={"Idempotency-Key": "k1"})
     assert {result: counted(result) - was for result, was in before.items()} == {"miss": 1, "hit": 1, "conflict": 1}
+
+
+# What they ask changes nothing.
+ONLY_LOOKING = {"/api/policy/evaluate", "/api/policy/backtest", "/api/audit/verify", "/api/triggers/{name}/test"}
+
+
+def test_every_body_that_changes_something_may_have_a_request_id(rig: Rig) -> None:
+    description = rig.app.openapi()
+    without = []
+    for path, methods in description["paths"].items():
+        for method, call in methods.items():
+            schema = call.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            named = [s["$ref"].rpartition("/")[2] for s in (schema, *schema.get("anyOf", ())) if "$ref" in s]
+            without += [
+                f"{method.upper()} {path}"
+                for name in named
+                if path not in ONLY_LOOKING
+                and "request_id" not in description["components"]["schemas"][name]["properties"]
+            ]
+    assert without == []

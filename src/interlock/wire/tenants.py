@@ -36,6 +36,7 @@ class NewTenant(Body):
     max_runs_per_min: PositiveInt | None = None
     max_writes_per_run: PositiveInt | None = None
     weight: Annotated[float, Field(ge=0.001, le=1000)] = 1
+    request_id: Name | None = None
 
 
 class ChangeTenant(Body):
@@ -93,6 +94,7 @@ class NewKey(Body):
     role: Role
     workspace_id: Name | None = None
     groups: list[Name] = []
+    request_id: Name | None = None
 
 
 class SetSecret(Body):
