@@ -4,10 +4,13 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import orjson
 import pytest
 
 from interlock.agents.conversation import conversation
 from interlock.engine import audit, sessions, sweeps
+from interlock.integrations.webhooks import run_data
+from interlock.wire import WebhookEvent
 from tests.agents.conftest import Talk
 from tests.rig import Rig
 
@@ -460,3 +463,23 @@ async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> Non
     assert (await talk.http.get(f"/api/sessions/{old}")).status_code == 404
     said = await talk.told("still there?", session_id=kept["session_id"])
     assert (await talk.ended(said["run_id"]))["result"]["text"] == "You said: still there?"
+
+
+async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
+    rig = talk.rig
+    await rig.sql(
+        "INSERT INTO destination (id, tenant_id, channel, address, events, nonce, ciphertext, created_at, created_by)"
+        " VALUES (gen_random_uuid(), $1, 'webhook', 'https://example.com', $2, $3, '', now(), '')",
+        rig.admin.tenant_id, [str(event) for event in WebhookEvent], bytes(12),
+    )  # fmt: skip
+    sent = await talk.told("refund ch_1 40")
+    [question] = await talk.held(sent["run_id"])
+    await talk.post(f"/api/approvals/{question['id']}/reject")
+    await rig.prove()
+    sealed = (await talk.get("/api/audit", run_id=sent["run_id"]))["items"]
+    assert {entry["session_id"] for entry in sealed} == {sent["session_id"]}
+    [run] = await rig.sql("SELECT * FROM run")
+    told = {row["event"]: orjson.loads(row["payload"] or "null") for row in await rig.sql("SELECT * FROM outbox")}
+    assert told.keys() == {"approval.requested", "approval.resolved", "run.completed"}
+    told["run.completed"] = orjson.loads(orjson.dumps(run_data(run), default=str))
+    assert {data["session_id"] for data in told.values()} == {sent["session_id"]}

@@ -130,7 +130,8 @@ def outside_event_view(row: Row) -> dict[str, Any]:
 
 def audit_view(row: Row) -> dict[str, Any]:
     """An entry as in a run's events, without its output, and its place in the chain."""
-    return {"position": row["position"], "link": row["link"], **event_view({**row, "output": None})}
+    seen = event_view({**row, "output": None}, row["session_id"])
+    return {"position": row["position"], "link": row["link"], **seen}
 
 
 def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:

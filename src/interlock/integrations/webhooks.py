@@ -17,7 +17,7 @@ from interlock.store.pool import Database, Row
 from interlock.waiting import retry_after
 
 _RUN_COLUMNS = (
-    "id", "workflow", "workflow_version", "workspace_id", "status", "reason", "created_at", "started_at",
+    "id", "workflow", "workflow_version", "workspace_id", "session_id", "status", "reason", "created_at", "started_at",
     "completed_at", "duration_ms",
 )  # fmt: skip
 

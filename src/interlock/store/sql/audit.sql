@@ -104,7 +104,8 @@ SELECT * FROM stray UNION ALL SELECT * FROM cut ORDER BY 1, 2 LIMIT 1;
 -- name: list_sealed
 -- Oldest first; the cursor is the last position seen.
 SELECT seal.position, encode(seal.link, 'hex') AS link, entry.run_id, entry.seq, entry.at, entry.type, entry.step,
-       entry.from_state, entry.event, entry.to_state, entry.attempt, entry.actor, entry.data
+       entry.from_state, entry.event, entry.to_state, entry.attempt, entry.actor, entry.data,
+       (SELECT session_id FROM run WHERE run.id = seal.run_id) AS session_id
   FROM seal
   JOIN entry ON entry.run_id = seal.run_id AND entry.seq = seal.seq
  WHERE seal.tenant_id = $1
