@@ -252,6 +252,17 @@ async def test_approving_a_run_that_does_not_wait_changes_nothing(
         assert await journal(rig, ended) == before
 
 
+async def test_a_run_is_approved_whole_and_what_would_bind_the_yes_is_not_overlooked(
+    rig: Rig, http: httpx2.AsyncClient
+) -> None:
+    run = await start(http, "gate")
+    for body in ({"digest": "another"}, {"patch": {"amount": 1}}):
+        refused = await post(http, f"/api/runs/{run['id']}/approve", 422, **body)
+        assert next(iter(body)) in refused["detail"]
+    [approval] = (await http.get("/api/approvals")).json()["items"]
+    assert (approval["status"], approval["votes"]) == ("requested", [])
+
+
 # ---------------------------------------------------------------- cancel
 
 

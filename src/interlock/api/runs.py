@@ -42,7 +42,7 @@ from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
 from interlock.waiting import either
-from interlock.wire import Decide, Event, Page, Run, StartRun, Stop
+from interlock.wire import ApproveRun, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
@@ -159,7 +159,7 @@ async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Respons
 
 
 @router.post("/{run_id}/approve", response_model=Run)
-async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
+async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: ApproveRun | None = None) -> Response:
     """Approve what the run waits for. If it waits for nothing, nothing changes."""
     who.require(Permission.APPROVE)
     reason = body.reason if body else None

@@ -12,6 +12,7 @@ from interlock.wire import (
     Act,
     Agent,
     Approval,
+    ApproveRun,
     AuditEntry,
     AuditVerdict,
     Backtest,
@@ -134,7 +135,7 @@ class Api:
     @endpoint
     def approve(self, run_id: str, *, reason: str | None = None) -> Call[Run]:
         """Approve what the run waits for."""
-        return post(at("/api/runs/{}/approve", run_id), Run, Decide(reason=reason))
+        return post(at("/api/runs/{}/approve", run_id), Run, ApproveRun(reason=reason))
 
     @endpoint
     def cancel(self, run_id: str, *, reason: str | None = None) -> Call[Run]:

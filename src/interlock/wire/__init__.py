@@ -5,7 +5,18 @@ server. Bodies are what a caller sends. They refuse fields they do not know, so 
 error and not a run without a deadline.
 """
 
-from interlock.wire.approvals import Action, Approval, BulkDecide, Decide, Decided, Grant, NewGrant, Rationale, Vote
+from interlock.wire.approvals import (
+    Action,
+    Approval,
+    ApproveRun,
+    BulkDecide,
+    Decide,
+    Decided,
+    Grant,
+    NewGrant,
+    Rationale,
+    Vote,
+)
 from interlock.wire.audit import AuditEntry, AuditVerdict, Broken, SigningKey, VerifyAudit
 from interlock.wire.grammar import Body, Id, Name, Page, Problem, Text, View
 from interlock.wire.notices import (
@@ -80,6 +91,7 @@ __all__ = [
     "Action",
     "Agent",
     "Approval",
+    "ApproveRun",
     "AuditEntry",
     "AuditVerdict",
     "Backtest",

@@ -73,6 +73,13 @@ class Decide(Body):
     request_id: Name | None = None
 
 
+class ApproveRun(Body):
+    """Whatever the run waits for. A yes to one exact action is given to its approval, with its digest."""
+
+    reason: Text | None = None
+    request_id: Name | None = None
+
+
 class BulkDecide(Body):
     ids: Annotated[list[Id], Field(min_length=1, max_length=100)]
     decision: Literal["approve", "reject"]
