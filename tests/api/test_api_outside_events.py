@@ -43,6 +43,22 @@ async def test_an_event_is_accepted_and_says_whether_it_was_waited_for(http: htt
     assert seen["steps"][0]["output"] == {"amount": 5}
 
 
+async def test_the_runs_events_say_what_was_waited_for_and_what_came(http: httpx2.AsyncClient) -> None:
+    run = await start(http)
+    await http.post("/api/events", json=event(id="evt_9"))
+    told = (await http.get(f"/api/runs/{run['id']}/events")).json()["items"]
+    parked, arrived = [e["data"] for e in told if e["type"] == "step_transition"]
+    assert (parked["event"], parked["context"]["external_event"]["event_type"]) == ("park", "bank.settled")
+    assert parked["context"]["external_event"]["timeout_at"] == run["steps"][0]["waits_for"]["timeout_at"]
+    assert (arrived["event"], arrived["context"]["external_event"] | {"received_at": None}) == (
+        "arrive",
+        {
+            "event_type": "bank.settled", "source": "admin", "event_id": "evt_9", "correlation": "ch_1",
+            "received_at": None,
+        },
+    )  # fmt: skip
+
+
 async def test_the_same_id_is_the_same_event_whoever_sends_it(rig: Rig, http: httpx2.AsyncClient) -> None:
     other = rig.http(await rig.key("hook", Role.OPERATOR))
     answers = await asyncio.gather(*(who.post("/api/events", json=event(id="evt_1")) for who in (http, other) * 5))

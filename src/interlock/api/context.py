@@ -28,6 +28,17 @@ def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
         case EntryType.RUN_CREATED:
             told = data.get("trigger") or {}
             context |= {name: told[name] for name in _TOLD if name in told}
+        case EntryType.STEP_TRANSITION if isinstance(data.get("awaits"), dict):
+            awaited = data["awaits"]
+            context["external_event"] = {"event_type": awaited["event"]} | {
+                name: awaited.get(name) for name in ("correlation", "timeout_at")
+            }
+        case EntryType.STEP_TRANSITION if isinstance(data.get("event"), dict):
+            came = data["event"]
+            context["external_event"] = {
+                "event_type": came["type"], "source": context["user"], "event_id": came["id"],
+                "correlation": came["correlation"], "received_at": came["received_at"],
+            }  # fmt: skip
         case EntryType.APPROVAL_REQUESTED:
             context["approval"] = {"id": data["approval_id"], "action": data.get("summary")}
         case EntryType.APPROVAL_RESOLVED:
