@@ -85,6 +85,7 @@ async def test_an_approval_says_what_is_asked_and_why(asker: httpx2.AsyncClient)
     approval = await ask(asker, "high")
     assert (approval["status"], approval["tier"], approval["two_person"]) == ("requested", "high", False)
     assert (approval["step_key"], approval["summary"], approval["votes"]) == ("ask", "Pay 5", [])
+    assert approval["requested_by"] == "asker"
     assert approval["action"]["digest"] and approval["rationale"]["reason"]
     assert approval["action"]["fields"] == {"workflow": "high", "step": "ask", "summary": "Pay 5"}
     assert (await asker.get(f"/api/approvals/{approval['id']}")).json()["action"]["digest"] == (

@@ -254,14 +254,14 @@ def test_an_approval_says_who_decides_why_and_until_when(stub: Stub) -> None:
         "GET /api/approvals/ap-1",
         an_approval(
             kind="action", action=action, rationale=rationale, expires_at=until.isoformat(),
-            approvers=["finance", "sre"], reason_required=True,
+            approvers=["finance", "sre"], reason_required=True, requested_by="ada",
         ),
     )  # fmt: skip
     result = run("approval", "show", "ap-1")
     lines = [words(line) for line in result.stdout.splitlines()]
     assert "kind action The policy asks for a person before this action." in lines
     assert "may decide members of finance or sre; a reason is required" in lines
-    assert {"why over 100", "rules large, vip", "tier high, two people"} <= set(lines)
+    assert {"why over 100", "rules large, vip", "tier high, two people", "asked by ada"} <= set(lines)
     assert any(line.startswith("time left 3h10m, until ") for line in lines)
     at = lines.index("fields")
     assert lines[at + 1 : at + 6] == ["amount 250", "note first line", "second line", 'memo ""', 'tags ["a", "b"]']

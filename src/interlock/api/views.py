@@ -155,6 +155,7 @@ def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
             "reason": row["reason"] or ("the workflow asks for it here" if row["kind"] == "gate" else None),
             "policy_digest": row["policy_digest"],
         },
+        "requested_by": row["requested_by"].rpartition(":")[0],
         "reason_required": row["reason_required"],
         "approvers": list(row["approvers"]),
         "receipt_id": row["receipt_id"],

@@ -39,6 +39,7 @@ def approval_page(approval: "Approval") -> RenderableType:
         run=f"{approval.run_id}  step {visible(approval.step_key)}",
         kind=Text.assemble(visible(approval.kind), (f"  {kinds.get(approval.kind, '')}", "dim")),
         asks=visible(approval.summary),
+        asked_by=visible(approval.requested_by),
         tier=f"{approval.tier}, two people" if approval.two_person else str(approval.tier),
         may_decide=_who_decides(approval),
         why=visible(why.reason or ""),

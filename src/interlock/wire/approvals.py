@@ -49,6 +49,7 @@ class Approval(View):
     summary: str = ""
     action: Action
     rationale: Rationale = Rationale()
+    requested_by: str = ""
     # Groups whose members decide; empty means anybody who may approve.
     approvers: list[str] = []
     reason_required: bool = False
