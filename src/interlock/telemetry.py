@@ -94,7 +94,7 @@ class Metrics:
                 ["from_state", "to_state"],
                 registry=r,
             )
-            for name in ("run", "step", "approval", "receipt", "worker", "job")
+            for name in ("run", "step", "approval", "receipt", "worker", "job", "idempotency")
         }
         self.state_seconds = {
             name: Histogram(
@@ -173,6 +173,10 @@ class Metrics:
     @cache  # noqa: B019 — there is one Metrics, and as many labels as the tables have transitions
     def transition(self, machine: str, source: str, target: str) -> Counter:
         return self.transitions[machine].labels(source, target)
+
+    def was_in(self, machine: str, state: str, seconds: float | None) -> None:
+        """How long something was in the state that it left; moments of two clocks may be the wrong way round."""
+        self.state_seconds[machine].labels(state).observe(max(seconds or 0.0, 0.0))
 
     @cache  # noqa: B019
     def step_took(self, tool: str | None, outcome: str) -> Histogram:

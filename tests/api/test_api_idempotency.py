@@ -294,10 +294,12 @@ async def test_hits_and_misses_are_counted_by_source(rig: Rig, http: httpx2.Asyn
         )  # fmt: skip
         return found or 0.0
 
-    before = {result: counted(result) for result in ("miss", "hit", "conflict")}
+    answered = metrics.transition("idempotency", "processing", "completed")._value
+    moves, before = answered.get(), {result: counted(result) for result in ("miss", "hit", "conflict")}
     for body in (BODY, BODY, {"workflow": "echo"}):
         await http.post("/api/runs", json=body, headers={"Idempotency-Key": "k1"})
     assert {result: counted(result) - was for result, was in before.items()} == {"miss": 1, "hit": 1, "conflict": 1}
+    assert answered.get() == moves + 1
 
 
 # What they ask changes nothing.

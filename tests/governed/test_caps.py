@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
+import structlog
 from tests.rig import Rig
 
 from interlock.definition.workflow import parse
@@ -76,10 +77,12 @@ async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
     await runs.start_many(rig.database, rig.database, acme, news)
     body = {"workflow": "quick"}
     assert (await http.post("/api/runs?over_cap=refuse", json=body)).status_code == 201
-    for _ in range(2):
-        refused = await http.post("/api/runs?over_cap=refuse", json=body, headers={"Idempotency-Key": "k"})
-        assert (refused.status_code, refused.json()["code"]) == (429, "RATE_LIMITED")
-        assert refused.headers["retry-after"] == "30"
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            refused = await http.post("/api/runs?over_cap=refuse", json=body, headers={"Idempotency-Key": "k"})
+            assert (refused.status_code, refused.json()["code"]) == (429, "RATE_LIMITED")
+            assert refused.headers["retry-after"] == "30"
+    assert [line for line in logs if line["event"] == "run_created"] == []
     (usage,) = (await http.get("/api/usage")).json()["items"]
     assert (usage["runs_this_minute"], usage["runs_waiting"]) == (60, 0)
     assert (await http.post("/api/runs", json=body)).status_code == 201

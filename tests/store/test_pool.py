@@ -1,6 +1,7 @@
 """The database as the engine sees it: calls survive a broken connection, and say so when patience ends."""
 
 import asyncio
+import contextlib
 import re
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ from interlock.store.pool import (
     TRANSIENT,
     Database,
     Pool,
+    Raced,
     Tx,
     behind_pooler,
     connection_options,
@@ -233,6 +235,34 @@ async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
         await database.command(work)
     assert tries == 1
     assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 0
+
+
+async def test_what_is_told_of_a_command_is_told_once_and_only_if_it_was_committed(database: Database) -> None:
+    told: list[str] = []
+    tries = 0
+
+    async def work(tx: Tx) -> None:
+        nonlocal tries
+        tries += 1
+        tx.afterwards(lambda: told.append("done"))
+        if tries == 1:
+            raise Raced("try again")
+        with contextlib.suppress(Conflict):
+            async with tx.savepoint():
+                tx.afterwards(lambda: told.append("undone"))
+                raise Conflict("no")
+        assert told == []
+
+    await database.command(work)
+    assert (tries, told) == (2, ["done"])
+
+    async def refused(tx: Tx) -> None:
+        tx.afterwards(lambda: told.append("refused"))
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        await database.command(refused)
+    assert told == ["done"]
 
 
 async def test_retrying_ends_when_patience_does_and_says_what_was_wrong() -> None:

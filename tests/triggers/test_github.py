@@ -15,6 +15,7 @@ import pytest
 from interlock.engine import idempotency, secrets, sweeps, tenants, triggers
 from interlock.settings import Settings
 from interlock.store.pool import Database
+from interlock.telemetry import metrics
 from tests.rig import Rig
 from tests.triggers.conftest import Apply
 from tests.triggers.senders import GITHUB, SECRET, from_github, sample
@@ -133,9 +134,14 @@ async def test_a_replay_with_another_body_is_refused(rig: Rig, apply: Apply) -> 
 async def test_the_same_event_of_a_pull_request_under_two_ids_is_one_run_for_five_seconds(
     rig: Rig, apply: Apply
 ) -> None:
+    def counted(result: str) -> float:
+        return metrics.idempotency_hits.labels("github", result)._value.get()  # type: ignore[no-any-return]
+
     await apply(**HOOK)
     rig.clock.freeze()
+    before = counted("miss"), counted("hit")
     first, second = await asyncio.gather(*(from_github(rig, "pull_request.synchronize") for _ in range(2)))
+    assert (counted("miss"), counted("hit")) == (before[0] + 1, before[1] + 1)
     assert first.json()["run_id"] == second.json()["run_id"]
     rig.clock.advance(4.9)
     assert (await from_github(rig, "pull_request.synchronize")).content == first.content

@@ -94,14 +94,16 @@ REFUSED = Answer(False)
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
     """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
     if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) or _tells_parent(w) for w in writes):
+        tx = Tx(connection)
         async with connection.transaction():
-            tx = Tx(connection)
             if gaining := [w.lease.tenant_id for w in writes if _frees_a_place(w) or w.beside.children]:
                 await tx.fetch("keep_awake", gaining)
             if any(w.beside.children for w in writes):
                 await tx.fetch("lock_lanes", [w.lease.tenant_id for w in writes if w.leave or w.beside.children])
             answers = await _append(tx, database, me, writes)
-            return await _company(tx, database, me, writes, answers)
+            answers = await _company(tx, database, me, writes, answers)
+        tx.committed()
+        return answers
     return await _append(Tx(connection), database, me, writes)
 
 

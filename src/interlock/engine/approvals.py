@@ -186,7 +186,7 @@ async def resolve_doubt(
     status = ReceiptState.SUCCEEDED if outcome == "happened" else ReceiptState.FAILED
     if await tx.row("resolve_doubt", database.clock(), receipt_id, status, text) is None:
         raise Conflict("somebody else has said what became of it", code="RECEIPT_RESOLVED")
-    metrics.transition("receipt", receipt["status"], status).inc()
+    tx.afterwards(metrics.transition("receipt", receipt["status"], status).inc)
 
 
 async def expire(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
@@ -233,7 +233,7 @@ async def _resolve(
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
     resolved = await tx.row("resolve_approval", database.clock(), approval["id"], state)
     assert resolved is not None
-    metrics.transitions["approval"].labels(approval["status"], state).inc()
+    tx.afterwards(metrics.transition("approval", approval["status"], state).inc)
     data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason, **(found_out or {})}
     await say(tx, database, run, Word(Command.DECIDE, actor, data, step=approval["step"]))
     return resolved

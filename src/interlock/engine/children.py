@@ -54,6 +54,10 @@ async def start(tx: Tx, database: Database, children: list[Child]) -> None:
     await tx.fetch(
         "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]
     )
+    tx.afterwards(partial(_log_creation, children))
+
+
+def _log_creation(children: list[Child]) -> None:
     for child in children:
         log.info("run_created", run_id=str(child.id), workflow=child.workflow, parent=str(child.parent["id"]))
 

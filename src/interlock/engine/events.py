@@ -33,14 +33,14 @@ async def send(tx: Tx, database: Database, plans: Plans, principal: Principal, n
         await tx.fetch("lock_event", *about)
         if await tx.row("first_wait", *about, principal.workspace_id):
             raise Raced("somebody began to wait for it meanwhile")
-        return _count(await _keep(tx, database, principal, new), "kept")
+        return _count(tx, await _keep(tx, database, principal, new), "kept")
     # The run before the wait, in the order of everybody who ends one.
     run = await open_run(tx, database, plans, principal.tenant_id, waiting["run_id"])
     if await tx.row("end_wait", waiting["run_id"], waiting["step"]) is None:
         raise Raced("another event or a time-out ended the wait meanwhile")
     row = await _keep(tx, database, principal, new, waiting)
     await say(tx, database, run, word_of(row, waiting["step"]))
-    return _count(row, "matched")
+    return _count(tx, row, "matched")
 
 
 async def _keep(tx: Tx, database: Database, principal: Principal, new: NewEvent, waiting: Row | None = None) -> Row:
@@ -53,10 +53,13 @@ async def _keep(tx: Tx, database: Database, principal: Principal, new: NewEvent,
     return row
 
 
-def _count(row: Row, outcome: str) -> Row:
-    metrics.events.labels(outcome).inc()
-    run_id = str(row["run_id"]) if row["run_id"] else None
-    log.info(f"event_{outcome}", event_id=row["id"], type=row["type"], run_id=run_id)
+def _count(tx: Tx, row: Row, outcome: str) -> Row:
+    def tell() -> None:
+        metrics.events.labels(outcome).inc()
+        run_id = str(row["run_id"]) if row["run_id"] else None
+        log.info(f"event_{outcome}", event_id=row["id"], type=row["type"], run_id=run_id)
+
+    tx.afterwards(tell)
     return row
 
 

@@ -13,9 +13,11 @@ A key says where it comes from:
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from uuid import UUID
 
 import asyncpg
@@ -117,7 +119,7 @@ def says_in_flight(request: Request | None) -> Iterator[None]:
     except Unavailable as error:
         if request is None or not _waited_at_record(error.__cause__):
             raise
-        metrics.idempotency_hits.labels(request.source, "in_flight").inc()
+        count(request.source, "in_flight")
         raise _in_flight() from None
 
 
@@ -135,10 +137,11 @@ async def _first(
         if patience is not None:
             await tx.value("wait_at_most", f"{patience * 1000:.0f}")
         if seen := await begin(tx, database, request):
-            return _replay(request, seen)
+            return _replay(tx, request, seen)
         answer = await work(tx)
         await complete(tx, request, answer)
-        metrics.idempotency_hits.labels(request.source, "miss").inc()
+        # The event may have had its answer under another id.
+        tx.afterwards(partial(count, request.source, "hit" if answer.replayed else "miss"))
         return answer
 
     return await database.command(attempt, patience)
@@ -175,7 +178,7 @@ async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
         # Not to be had, or somebody had it while we waited for the row: then it has an answer now.
         return await _seen(tx, database, request)
     if attempts > 1:
-        metrics.idempotency_hits.labels(request.source, "retry").inc()
+        tx.afterwards(partial(count, request.source, "retry"))
     return None
 
 
@@ -211,12 +214,28 @@ async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[A
     )  # fmt: skip
 
 
-def _replay(request: Request, seen: Row) -> Answer:
+def count(source: str, result: str, times: int = 1) -> None:
+    """What became of requests with a key, and the moves of their records that it stands for."""
+    metrics.idempotency_hits.labels(source, result).inc(times)
+    if (move := _MOVES.get(result)) is not None:
+        metrics.transition("idempotency", *move).inc(times)
+
+
+_MOVES: Mapping[str, tuple[IdempotencyState, IdempotencyState]] = MappingProxyType(
+    {
+        "miss": (IdempotencyState.PROCESSING, IdempotencyState.COMPLETED),
+        "failed": (IdempotencyState.PROCESSING, IdempotencyState.FAILED),
+        "retry": (IdempotencyState.FAILED, IdempotencyState.PROCESSING),
+    }
+)
+
+
+def _replay(tx: Tx, request: Request, seen: Row) -> Answer:
     if refusal := _refusal(request, seen):
         result, problem = refusal
-        metrics.idempotency_hits.labels(request.source, result).inc()
+        count(request.source, result)
         raise _Seen(problem)
-    metrics.idempotency_hits.labels(request.source, "hit").inc()
+    tx.afterwards(partial(count, request.source, "hit"))
     log.info("idempotency_hit", key=request.key, cached_run_id=str(seen["run_id"]) if seen["run_id"] else None)
     return Answer(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
 
@@ -248,7 +267,7 @@ def _refusal(request: Request, seen: Row) -> tuple[str, Problem] | None:
 
 
 async def _fail(database: Database, request: Request, error: str) -> None:
-    metrics.idempotency_hits.labels(request.source, "failed").inc()
+    count(request.source, "failed")
     now = database.clock()
     args = (now, request.tenant_id, request.key, request.source, request.hash, error[:2000], _KEEP_FAILED_SECONDS)
     attempts = await database.value("fail_request", *args)

@@ -317,8 +317,12 @@ async def _move_all(
         "move_jobs", database.clock(), [row["id"] for row in rows], [row["status"] for row in rows], list(reasons),
         target, event, actor, target == JobState.RUNNING, target in JOB.terminal, done,
     )  # fmt: skip
+    tx.afterwards(partial(_tell, moved, target, actor))
+    return moved
+
+
+def _tell(moved: list[Row], target: JobState, actor: str) -> None:
     for row in moved:
         metrics.transition("job", row["from_state"], target).inc()
-        metrics.state_seconds["job"].labels(row["from_state"]).observe(max(row["seconds_before"] or 0.0, 0.0))
+        metrics.was_in("job", row["from_state"], row["seconds_before"])
         log.info("job_transition", job_id=str(row["id"]), from_state=row["from_state"], to_state=target, actor=actor)
-    return moved

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -197,7 +198,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
             await tx.fetch("stop_children", now, [run.row["id"]])
     if leave.reason is not None and run.row["parent_run_id"] is not None:
         await tx.fetch("tell_parents", now, [run.row["id"]])
-    observe(run.row["id"], run.row["workflow"], entries, row)
+    tx.afterwards(partial(observe, run.row["id"], run.row["workflow"], entries, row))
     return row
 
 

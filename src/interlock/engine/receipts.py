@@ -115,7 +115,8 @@ async def _attempt(tx: Tx, database: Database, intents: list[tuple[UUID, UUID, I
     )  # fmt: skip
     for row in rows:
         if row["goes_ahead"]:
-            metrics.transition("receipt", row["status"] or ReceiptState.FAILED, ReceiptState.ATTEMPTED).inc()
+            before = row["status"] or ReceiptState.FAILED
+            tx.afterwards(metrics.transition("receipt", before, ReceiptState.ATTEMPTED).inc)
     return {
         row["intent_id"]: Prior(
             row["id"], row["idempotency_key"], row["undone_by"] or row["run_id"], row["undone_in"] or row["step"],
@@ -139,14 +140,14 @@ async def seal(tx: Tx, database: Database, seals: list[Seal]) -> None:
         "seal_receipts", database.clock(), [s.receipt_id for s in seals], [s.status for s in seals],
         [s.output for s in seals], [s.response_metadata for s in seals],
     )  # fmt: skip
-    _count(rows)
+    _count(tx, rows)
 
 
 async def doubt(tx: Tx, run_ids: list[UUID]) -> None:
     """These runs ended: what they had begun and nobody saw the end of may have happened."""
-    _count(await tx.fetch("doubt_receipts", run_ids))
+    _count(tx, await tx.fetch("doubt_receipts", run_ids))
 
 
-def _count(ended: list[Row]) -> None:
+def _count(tx: Tx, ended: list[Row]) -> None:
     for row in ended:
-        metrics.transition("receipt", ReceiptState.ATTEMPTED, row["status"]).inc()
+        tx.afterwards(metrics.transition("receipt", ReceiptState.ATTEMPTED, row["status"]).inc)

@@ -13,7 +13,7 @@ import orjson
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
 from interlock.engine import sessions
-from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, says_in_flight
+from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, count, says_in_flight
 from interlock.engine.outside import (
     OpenRun,
     entry_of,
@@ -100,7 +100,7 @@ async def start_many(
     )  # fmt: skip
     assert row is not None
     for new in news:
-        _log_creation(principal, new)
+        _log_creation(tx, principal, new)
     if not may_wait:
         _refuse_to_wait(row["turn"], row["now"])
     created_at: datetime = row["now"]
@@ -127,14 +127,15 @@ async def start_once(
         return None  # an earlier try of the same call got through
     if row is None:
         return None
-    _log_creation(principal, new)
+    _log_creation(database, principal, new)
     if request:
-        metrics.idempotency_hits.labels(request.source, "miss").inc()
+        count(request.source, "miss")
     return Answer(201, row["answer"], new.id)
 
 
-def _log_creation(principal: Principal, new: NewRun) -> None:
-    log.info("run_created", run_id=str(new.id), workflow=new.workflow, tenant=principal.tenant)
+def _log_creation(tx: Tx | Database, principal: Principal, new: NewRun) -> None:
+    about = {"run_id": str(new.id), "workflow": new.workflow, "tenant": principal.tenant}
+    tx.afterwards(lambda: log.info("run_created", **about))
 
 
 async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
@@ -189,7 +190,7 @@ async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun,
     if resumed:
         data["resumed_from"] = str(resumed["id"])
     journal.create(actor=principal.actor, data=data)
-    _log_creation(principal, new)
+    _log_creation(tx, principal, new)
     return OpenRun(row, row["created_at"], journal, None)
 
 

@@ -6,6 +6,7 @@ that dies in between leaves the slot due for the next one, and a slot that was s
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import encode
 from interlock.store.pool import Database, Row, Tx
-from interlock.telemetry import log, metrics
+from interlock.telemetry import log
 from interlock.wire import Initiator, NewSchedule
 
 _BATCH = 100
@@ -165,8 +166,8 @@ async def _start_slots(
     asked = {f"{_SOURCE}:{name}:{written(slot)}": (slot, new) for slot, new in news}
     requests = {key: Request(who.tenant_id, key, _SOURCE, Request.hash_of(key)) for key in asked}
     ours = await idempotency.begin_many(tx, database, list(requests.values()))
-    metrics.idempotency_hits.labels(_SOURCE, "hit").inc(len(asked) - len(ours))
-    metrics.idempotency_hits.labels(_SOURCE, "miss").inc(len(ours))
+    tx.afterwards(partial(idempotency.count, _SOURCE, "hit", len(asked) - len(ours)))
+    tx.afterwards(partial(idempotency.count, _SOURCE, "miss", len(ours)))
     begun = [(requests[key], *found) for key, found in asked.items() if key in ours]
     if not begun:
         return []

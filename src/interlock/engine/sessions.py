@@ -124,7 +124,7 @@ async def _begin(tx: Tx, database: Database, session: Row, message: Row, version
     )  # fmt: skip
     row = await tx.row("join_session", run_id, session["id"], message["id"], message["auto_approve"])
     assert row is not None
-    log.info("run_created", run_id=str(run_id), workflow=plan.name, session=str(session["id"]))
+    tx.afterwards(lambda: log.info("run_created", run_id=str(run_id), workflow=plan.name, session=str(session["id"])))
     return row
 
 

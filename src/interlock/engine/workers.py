@@ -154,7 +154,12 @@ async def _move(tx: Tx, database: Database, row: Row, event: WorkerEvent, actor:
         row["job_id"] if target != WorkerState.RUNNING else None,
     )  # fmt: skip
     assert moved is not None
-    metrics.transition("worker", state, target).inc()
-    metrics.state_seconds["worker"].labels(state).observe(max(moved["seconds_before"] or 0.0, 0.0))
-    log.info("worker_transition", worker=row["name"], from_state=state, to_state=target, actor=actor, reason=reason)
+    about = {"worker": row["name"], "from_state": state, "to_state": target, "actor": actor, "reason": reason}
+
+    def tell() -> None:
+        metrics.transition("worker", state, target).inc()
+        metrics.was_in("worker", state, moved["seconds_before"])
+        log.info("worker_transition", **about)
+
+    tx.afterwards(tell)
     return moved

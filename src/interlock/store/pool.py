@@ -78,10 +78,11 @@ def database_time() -> datetime | None:
 class Tx:
     """One transaction, or one statement that is its own. Every statement is a named one."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("_afterwards", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._afterwards: list[Callable[[], None]] = []
 
     async def fetch(self, name: str, *args: Any) -> list[Row]:
         rows: list[Row] = await self.connection.fetch(SQL[name], *args)
@@ -97,8 +98,24 @@ class Tx:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """What fails in here is undone, and only that."""
-        async with self.connection.transaction():
-            yield
+        before = len(self._afterwards)
+        try:
+            async with self.connection.transaction():
+                yield
+        except BaseException:
+            del self._afterwards[before:]
+            raise
+
+    def afterwards(self, tell: Callable[[], None]) -> None:
+        """When it is committed, and only then: what is logged and counted has happened, and once."""
+        if self.connection.is_in_transaction():
+            self._afterwards.append(tell)
+        else:
+            tell()
+
+    def committed(self) -> None:
+        for tell in self._afterwards:
+            tell()
 
 
 class Pool:
@@ -239,11 +256,18 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """One try, no retry: for callers that know what to do when it breaks."""
-        async with self.connection() as connection, connection.transaction():
-            yield Tx(connection)
+        async with self.connection() as connection:
+            tx = Tx(connection)
+            async with connection.transaction():
+                yield tx
+            tx.committed()
 
     def connection(self) -> _Use:
         return self.pool.acquire()
+
+    def afterwards(self, tell: Callable[[], None]) -> None:
+        """Its statements are committed one by one: see `Tx.afterwards`."""
+        tell()
 
     @asynccontextmanager
     async def unhurried(self) -> AsyncIterator[Any]:
