@@ -127,6 +127,8 @@ async def test_ids_cursors_and_parameters_that_cannot_be(http: httpx2.AsyncClien
         "/api/runs?cursor=!!!",
         "/api/runs?cursor=bm90LWFuLWlk",
         "/api/runs?cursor=%C3%BC",
+        "/api/audit?cursor=wrI",
+        f"/api/audit?cursor={'OTk5' * 2000}",
         "/api/approvals?cursor=x",
         "/api/keys?cursor=zzz",
         "/api/tenants?cursor=zzz",

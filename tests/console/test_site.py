@@ -72,7 +72,16 @@ async def test_what_is_not_there_is_told_to_people_as_a_page_and_to_programs_as_
 
 
 @pytest.mark.parametrize(
-    "path", ["/runs?status=lost", "/runs?since=1y", "/runs?cursor=!", "/jobs?status=lost", "/runs?workflow=%00"]
+    "path",
+    [
+        "/runs?status=lost",
+        "/runs?since=1y",
+        "/runs?cursor=!",
+        "/jobs?status=lost",
+        "/runs?workflow=%00",
+        "/audit?cursor=wrI",
+        "/workflows/x?version=%C2%B2",
+    ],
 )
 async def test_a_wrong_filter_says_what_would_be_right(path: str, admin: Browser) -> None:
     answer = await admin.client.get(path)

@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, decode_cursor, encode_cursor
+from interlock.api.services import Json, Services, Svc, Who, encode_cursor, position_cursor
 from interlock.api.views import audit_view
 from interlock.engine import audit, evidence, runs
 from interlock.engine.principal import Principal
@@ -39,7 +39,7 @@ async def listed(
         await runs.get(found.database, who, run_id)
     elif who.workspace_id is not None:
         raise Forbidden("the chain is of all workspaces, and this key is of one; ask for a run of it with run_id")
-    after = _position(cursor) or after
+    after = position_cursor(cursor) or after
     rows = await audit.listed(found.database, who.tenant_id, after=after, run_id=run_id, limit=limit + 1)
     shown, more = rows[:limit], len(rows) > limit
     following = encode_cursor(shown[-1]["position"]) if more else None
@@ -82,10 +82,3 @@ async def keys(found: Svc, who: Who) -> Response:
         for key in found.notary.signing.trusted()
     ]
     return Json({"items": sorted(known, key=lambda key: not key["current"]), "next_cursor": None})
-
-
-def _position(cursor: str | None) -> int | None:
-    text = decode_cursor(cursor)
-    if text is not None and not text.isdigit():
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
-    return int(text) if text else None

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, number_cursor, page
+from interlock.api.services import Json, Svc, Who, change, page, position_cursor
 from interlock.api.views import dump, outside_event_view
 from interlock.engine import events
 from interlock.engine.idempotency import Answer
@@ -42,6 +42,6 @@ async def list_events(
     who.require(Permission.READ)
     rows = await events.listed(
         found.database, who, type=type, correlation=correlation, matched=matched,
-        before=number_cursor(cursor) or None, limit=limit + 1,
+        before=position_cursor(cursor), limit=limit + 1,
     )  # fmt: skip
     return Json(page(rows, limit, outside_event_view, key="number"))

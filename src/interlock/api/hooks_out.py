@@ -7,11 +7,10 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, decode_cursor, page, uuid_cursor
+from interlock.api.services import Json, Svc, Who, change, page, position_cursor, uuid_cursor
 from interlock.api.views import dump
 from interlock.engine import addresses, outbox
 from interlock.engine.idempotency import Answer
-from interlock.errors import Invalid
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.store.pool import Row, Tx
@@ -96,15 +95,8 @@ async def deliveries(webhook_id: UUID, found: Svc, who: Who, cursor: str | None 
     """What was sent to it in the last 30 days, and what waits. Newest first."""
     who.require(Permission.ADMINISTER)
     await outbox.webhook(found.database, who, webhook_id)
-    rows = await found.database.fetch("list_messages", webhook_id, _number(cursor), limit + 1)
+    rows = await found.database.fetch("list_messages", webhook_id, position_cursor(cursor), limit + 1)
     return Json(page([delivery_view(row) for row in rows], limit, _without_number, key="number"))
-
-
-def _number(cursor: str | None) -> int | None:
-    text = decode_cursor(cursor)
-    if text is not None and not (text.isdecimal() and len(text) < 19):
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
-    return int(text) if text is not None else None
 
 
 def webhook_view(row: Row) -> dict[str, Any]:

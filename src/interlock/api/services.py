@@ -61,6 +61,7 @@ Who = Annotated[Principal, Depends(principal)]
 
 # Small enough for any column, and only digits that `int` takes.
 NUMBER = re.compile("[0-9]{1,9}")
+_POSITION = re.compile("[0-9]{1,18}")
 _KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-request-id")
 
 
@@ -189,7 +190,16 @@ def uuid_cursor(cursor: str | None) -> UUID | None:
 
 
 def number_cursor(cursor: str | None) -> int:
+    return _number(cursor, NUMBER)
+
+
+def position_cursor(cursor: str | None) -> int | None:
+    """Where numbers go on for as long as the tenant or the server does."""
+    return _number(cursor, _POSITION) if cursor is not None else None
+
+
+def _number(cursor: str | None, digits: re.Pattern[str]) -> int:
     text = decode_cursor(cursor)
-    if text is not None and not NUMBER.fullmatch(text):
+    if text is not None and not digits.fullmatch(text):
         raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
     return int(text or 0)

@@ -5,11 +5,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Services, decode_cursor, encode_cursor
+from interlock.api.services import Services, encode_cursor, position_cursor
 from interlock.console import live
 from interlock.console.page import Said, Visit, Visitor, render, uuid_of
 from interlock.engine import audit, runs
-from interlock.errors import Invalid
 from interlock.governance.chain import Verdict
 from interlock.governance.roles import Permission
 from interlock.store.pool import Row
@@ -45,7 +44,7 @@ async def verify(request: Request, visit: Visit, said: Said) -> Response:
 async def _page(request: Request, visit: Visitor, verdict: Verdict | None = None) -> Response:
     database, who = visit.services.database, visit.who
     run = (request.query_params.get("run") or "").strip()
-    before = _position(request.query_params.get("cursor"))
+    before = position_cursor(request.query_params.get("cursor"))
     [last] = await database.fetch("last_checkpoints", database.clock(), [who.tenant_id])
     rows = await _rows(visit, run, before)
     shown = rows[:_PAGE] if rows is not None else None
@@ -69,10 +68,3 @@ async def _rows(visit: Visitor, run: str, before: int | None) -> list[Row] | Non
     if who.workspace_id is not None:
         return None
     return await database.fetch("newest_sealed", who.tenant_id, before, _PAGE + 1)
-
-
-def _position(cursor: str | None) -> int | None:
-    text = decode_cursor(cursor)
-    if text is not None and (not text.isdigit() or len(text) > 18):
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the newest")
-    return int(text) if text else None

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,8 @@ from interlock.governance.roles import MAY, Permission
 COOKIE = "interlock_session"
 _FLASH = "interlock_said"
 _THEMES = ("light", "dark")
+# Not whatever Unicode calls a digit: of ² no number is made, nor of thousands of them.
+_DIGITS = re.compile("[0-9]{1,10}")
 
 # Nothing but what this server sends; no script or style inside a page, whatever somebody put into a field.
 _POLICY = (
@@ -153,6 +156,6 @@ def uuid_of(text: str, what: str) -> UUID:
 def number_of(text: str | None, what: str, *, least: int = 1, most: int = 10_000) -> int | None:
     if not text:
         return None
-    if not text.isdigit() or not least <= int(text) <= most:
+    if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
         raise Invalid(f"{what} is a number from {least} to {most:,}, not {text!r}")
     return int(text)
