@@ -64,6 +64,8 @@ async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClien
 
 async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, http: httpx2.AsyncClient) -> None:
     run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
+    trigger = {"name": "hook", "slack": {"command": "/x"}, "workflow": "gate", "input": {"x": "${payload.x}"}}
+    assert (await http.post("/api/triggers", json=trigger)).status_code == 201
     json = {"content-type": "application/json"}
     calls: list[tuple[str, str, bytes]] = [
         ("POST", "/api/runs", b'{"workflow": "tool", "input": {"x": "a\\u0000b"}}'),
@@ -90,6 +92,8 @@ async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, h
         ("POST", f"/api/approvals/{run}/approve", b'{"patch": {"x": NaN}}'),
         ("POST", f"/api/receipts/{run}/resolve", b'{"outcome": "happened", "output": NaN}'),
         ("POST", f"/api/runs/{run}/retry", b"[" * 300 + b"]" * 300),
+        ("POST", "/api/triggers/hook/test", b'{"payload": {"x": "\\ud800"}}'),
+        ("POST", "/api/triggers/hook/test", b'{"payload": {"x": NaN}}'),
         ("POST", f"/api/runs/{run}/cancel", b'{"reason": "\\ud800"}'),
         ("POST", f"/api/runs/{run}/approve", b'{"reason": "\\ud800"}'),
         ("POST", "/api/keys", b'{"name": "\\ud800", "role": "viewer"}'),
@@ -109,6 +113,54 @@ async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, h
         problem(answer, answer.status_code)
     [row] = await rig.sql("SELECT count(*) AS n, count(completed_at) AS ended FROM run")
     assert (row["n"], row["ended"]) == (1, 0)
+
+
+async def test_what_asks_for_nothing_more_refuses_a_body_that_does(http: httpx2.AsyncClient) -> None:
+    paths = (
+        f"/api/runs/{uuid4()}/retry",
+        "/api/schedules/x/pause",
+        "/api/schedules/x/resume",
+        "/api/schedules/x/run",
+        f"/api/webhooks/{uuid4()}/enable",
+        f"/api/webhooks/{uuid4()}/test",
+    )
+    for path in paths:
+        for body in ({"input": {"x": 2}}, [], 5, {"request_id": 5}, {"request_id": ""}):
+            assert problem(await http.post(path, json=body), 422)["code"] == "INVALID_REQUEST", (path, body)
+        for content in (b"{", b"x: 1"):
+            answer = await http.post(path, content=content, headers={"content-type": "application/json"})
+            problem(answer, 422)
+        assert problem(await http.post(path, json={"request_id": "r1"}), 404), path
+        assert problem(await http.post(path), 404), path
+
+
+async def test_a_decision_has_no_field_that_would_not_count(rig: Rig, http: httpx2.AsyncClient) -> None:
+    """Whoever binds a yes to a digest must not be told that it was taken when nobody looked at the digest."""
+    run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
+    [approval] = (await http.get("/api/approvals", params={"run_id": run})).json()["items"]
+    for field in ({"digest": "0" * 64}, {"patch": {"x": 2}}):
+        found = problem(await http.post(f"/api/runs/{run}/approve", json=field), 422)
+        assert found["errors"][0]["path"] == f"body.{next(iter(field))}"
+    refused = problem(await http.post(f"/api/approvals/{approval['id']}/reject", json={"patch": {"x": 2}}), 422)
+    assert "patch" in refused["detail"]
+    assert (await http.get(f"/api/runs/{run}")).json()["status"] == "waiting_approval"
+
+
+async def test_everything_that_is_made_can_be_asked_for_once(http: httpx2.AsyncClient) -> None:
+    for path, body in (("/api/keys", {"name": "k", "role": "viewer"}), ("/api/tenants", {"name": "t"})):
+        first, again = [await http.post(path, json={**body, "request_id": path}) for _ in range(2)]
+        assert (first.status_code, again.status_code) == (201, 201), first.text
+        assert (first.json()["id"], again.headers["idempotency-replayed"]) == (again.json()["id"], "true")
+
+
+async def test_a_checkpoint_that_is_none_is_the_callers_mistake(http: httpx2.AsyncClient) -> None:
+    good: dict[str, Any] = {
+        "tenant_id": "t", "number": 1, "position": 1, "head": "h", "at": "now", "previous": None, "released": None,
+        "key_id": "k", "signature": "AAAA",
+    }  # fmt: skip
+    for odd in ({"key_id": []}, {"key_id": {}}, {"number": [1.5]}, {"signature": 5}, {"signature": "é"}, {"hm": 1}):
+        answer = await http.post("/api/audit/verify", json={"checkpoints": [good | odd]})
+        assert problem(answer, 422)["code"] == "BAD_CHECKPOINT", odd
 
 
 async def test_a_big_number_in_an_input_is_taken_or_refused_but_never_lost(http: httpx2.AsyncClient) -> None:

@@ -15,7 +15,7 @@ from interlock.errors import Invalid, Problem
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Tx
-from interlock.wire import Approval, BulkDecide, Decide, Decided, Page
+from interlock.wire import Approval, BulkDecide, Decide, Decided, Page, Reject
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
@@ -53,8 +53,8 @@ async def approve(approval_id: UUID, request: Request, found: Svc, who: Who, bod
 
 
 @router.post("/{approval_id}/reject", response_model=Approval)
-async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
-    return await decide_one(approval_id, request, found, who, body or Decide(), approves=False)
+async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body: Reject | None = None) -> Response:
+    return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
 @router.post("/decide", response_model=Page[Decided])
@@ -88,15 +88,16 @@ def _uuid(text: str) -> UUID:
 
 
 async def decide_one(
-    approval_id: UUID, request: Request, found: Services, who: Principal, body: Decide, *, approves: bool
+    approval_id: UUID, request: Request, found: Services, who: Principal, body: Reject, *, approves: bool
 ) -> Response:
     who.require(Permission.APPROVE)
+    patch = body.patch if isinstance(body, Decide) else None
 
     async def work(tx: Tx) -> Answer:
         said: dict[str, Any] = {"reason": body.reason, "digest": body.digest}
-        if body.patch is not None and approves:
+        if patch is not None:
             row = await approvals.edit(
-                tx, found.database, found.plans, found.policies, who, approval_id, patch=body.patch, **said
+                tx, found.database, found.plans, found.policies, who, approval_id, patch=patch, **said
             )
         else:
             row = await approvals.decide(tx, found.database, found.plans, who, approval_id, approves=approves, **said)

@@ -57,10 +57,11 @@ async def verify_with(body: VerifyAudit, found: Svc, who: Who) -> Response:
     """The same, with checkpoints that were kept elsewhere: with them even a chain that was cut back whole is found."""
     try:
         anchors = [Checkpoint.from_dict(fields) for fields in body.checkpoints]
-        faults = filter(None, (anchor.fault(found.notary.signing.trusted()) for anchor in anchors))
+        trusted = found.notary.signing.trusted()
+        fault = next(filter(None, (anchor.fault(trusted) for anchor in anchors)), None)
     except (TypeError, KeyError, ValueError) as error:
         raise Invalid(f"one of the checkpoints is none: {error}", code="BAD_CHECKPOINT") from None
-    if fault := next(faults, None):
+    if fault is not None:
         raise Invalid(fault, code="BAD_CHECKPOINT")
     return await _verify(found, who, [anchor for anchor in anchors if anchor.tenant_id == str(who.tenant_id)])
 

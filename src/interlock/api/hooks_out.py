@@ -14,7 +14,7 @@ from interlock.engine.idempotency import Answer
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.store.pool import Row, Tx
-from interlock.wire import Delivery, NewWebhook, Page, Webhook
+from interlock.wire import Bare, Delivery, NewWebhook, Page, Webhook
 
 router = APIRouter(prefix="/api/webhooks", tags=["webhooks"])
 
@@ -68,7 +68,7 @@ async def remove(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Re
 
 
 @router.post("/{webhook_id}/enable", response_model=Webhook)
-async def enable(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+async def enable(webhook_id: UUID, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """Switch one on again that was switched off because it kept failing."""
     who.require(Permission.ADMINISTER)
 
@@ -79,7 +79,7 @@ async def enable(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Re
 
 
 @router.post("/{webhook_id}/test", status_code=202, response_model=Delivery)
-async def send_test(webhook_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+async def send_test(webhook_id: UUID, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """Send it a signed message of type `webhook.test`, now. What becomes of it is in its deliveries."""
     who.require(Permission.ADMINISTER)
 

@@ -42,7 +42,7 @@ from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
 from interlock.waiting import either
-from interlock.wire import ApproveRun, Event, Page, Run, StartRun, Stop
+from interlock.wire import Allow, Bare, Event, Page, Run, StartRun, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
@@ -159,7 +159,7 @@ async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Respons
 
 
 @router.post("/{run_id}/approve", response_model=Run)
-async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: ApproveRun | None = None) -> Response:
+async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: Allow | None = None) -> Response:
     """Approve what the run waits for. If it waits for nothing, nothing changes."""
     who.require(Permission.APPROVE)
     reason = body.reason if body else None
@@ -192,7 +192,7 @@ async def stop_run(
 
 
 @router.post("/{run_id}/retry", status_code=201, response_model=Run)
-async def retry(run_id: UUID, request: Request, found: Svc, who: Who) -> Response:
+async def retry(run_id: UUID, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """A new run that begins where a failed or canceled one had got to."""
     who.require(Permission.START)
     new_id = uuid7()

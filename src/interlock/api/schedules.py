@@ -14,7 +14,7 @@ from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.store.pool import Database, Row, Tx
-from interlock.wire import NewSchedule, Page, Run, Schedule
+from interlock.wire import Bare, NewSchedule, Page, Run, Schedule
 
 router = APIRouter(prefix="/api/schedules", tags=["schedules"])
 
@@ -48,13 +48,13 @@ async def show(name: str, found: Svc, who: Who) -> Response:
 
 
 @router.post("/{name}/pause", response_model=Schedule)
-async def pause(name: str, request: Request, found: Svc, who: Who) -> Response:
+async def pause(name: str, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """No slot starts anything until it is resumed."""
     return await _change(found, who, request, name, schedules.pause)
 
 
 @router.post("/{name}/resume", response_model=Schedule)
-async def resume(name: str, request: Request, found: Svc, who: Who) -> Response:
+async def resume(name: str, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """From now on; the slots of the pause are not made up for. If its key was revoked, yours takes its place."""
     return await _change(found, who, request, name, schedules.resume)
 
@@ -66,7 +66,7 @@ async def delete(name: str, request: Request, found: Svc, who: Who) -> Response:
 
 
 @router.post("/{name}/run", status_code=201, response_model=Run)
-async def run_now(name: str, request: Request, found: Svc, who: Who) -> Response:
+async def run_now(name: str, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """A run at once, besides the slots, paused or not."""
     who.require(Permission.START)
     new = await schedules.prepare_now(found.database, found.plans, who, name)

@@ -43,6 +43,7 @@ from interlock.wire import (
     NewMessage,
     NewSession,
     Page,
+    Reject,
     Run,
     Sent,
     Session,
@@ -159,11 +160,11 @@ async def approve(
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/reject", response_model=Approval, tags=["sessions"])
 async def reject(
-    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None
+    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Reject | None = None
 ) -> Response:
     """As at /api/approvals, for an approval of this session and no other."""
     await _require_part(found, who, session_id, approval_id)
-    return await decide_one(approval_id, request, found, who, body or Decide(), approves=False)
+    return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
 async def _require_part(found: Services, who: Principal, session_id: UUID, approval_id: UUID) -> None:

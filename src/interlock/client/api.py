@@ -11,8 +11,8 @@ from interlock.lifecycle import ApprovalState, JobState, RunState, Tier
 from interlock.wire import (
     Act,
     Agent,
+    Allow,
     Approval,
-    ApproveRun,
     AuditEntry,
     AuditVerdict,
     Backtest,
@@ -50,6 +50,7 @@ from interlock.wire import (
     Policy,
     PolicyDecision,
     Receipt,
+    Reject,
     ResolveReceipt,
     Role,
     Run,
@@ -135,7 +136,7 @@ class Api:
     @endpoint
     def approve(self, run_id: str, *, reason: str | None = None) -> Call[Run]:
         """Approve what the run waits for."""
-        return post(at("/api/runs/{}/approve", run_id), Run, ApproveRun(reason=reason))
+        return post(at("/api/runs/{}/approve", run_id), Run, Allow(reason=reason))
 
     @endpoint
     def cancel(self, run_id: str, *, reason: str | None = None) -> Call[Run]:
@@ -220,7 +221,7 @@ class Api:
         self, approval_id: str, *, reason: str | None = None, digest: str | None = None
     ) -> Call[Approval]:
         """Vote no; one such vote ends the approval."""
-        return post(at("/api/approvals/{}/reject", approval_id), Approval, Decide(reason=reason, digest=digest))
+        return post(at("/api/approvals/{}/reject", approval_id), Approval, Reject(reason=reason, digest=digest))
 
     @endpoint
     def decide_many(

@@ -7,18 +7,19 @@ error and not a run without a deadline.
 
 from interlock.wire.approvals import (
     Action,
+    Allow,
     Approval,
-    ApproveRun,
     BulkDecide,
     Decide,
     Decided,
     Grant,
     NewGrant,
     Rationale,
+    Reject,
     Vote,
 )
 from interlock.wire.audit import AuditEntry, AuditVerdict, Broken, SigningKey, VerifyAudit
-from interlock.wire.grammar import Body, Id, Name, Page, Problem, Text, View
+from interlock.wire.grammar import Bare, Body, Id, Name, Page, Problem, Text, View
 from interlock.wire.notices import (
     Delivery,
     NewSlackUser,
@@ -90,12 +91,13 @@ __all__ = [
     "Act",
     "Action",
     "Agent",
+    "Allow",
     "Approval",
-    "ApproveRun",
     "AuditEntry",
     "AuditVerdict",
     "Backtest",
     "Backtested",
+    "Bare",
     "Body",
     "Broken",
     "BulkDecide",
@@ -143,6 +145,7 @@ __all__ = [
     "Progress",
     "Rationale",
     "Receipt",
+    "Reject",
     "ResolveReceipt",
     "Role",
     "Run",

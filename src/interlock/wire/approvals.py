@@ -64,21 +64,26 @@ class Approval(View):
     resolved_at: AwareDatetime | None = None
 
 
-class Decide(Body):
-    """The body of approve and reject. With `digest` the decision counts only for that exact action."""
+class Allow(Body):
+    """The body of a run's approve: yes to whatever it waits for. For yes to one exact action there is `Decide`."""
+
+    reason: Text | None = None
+    request_id: Name | None = None
+
+
+class Reject(Body):
+    """The body of reject. With `digest` the decision counts only for that exact action."""
 
     reason: Text | None = None
     digest: Name | None = None
+    request_id: Name | None = None
+
+
+class Decide(Reject):
+    """The body of approve. With `digest` the decision counts only for that exact action."""
+
     # Approve an edited action instead: these fields replace the proposed ones, and it is judged again.
     patch: Annotated[dict[str, Any] | None, AfterValidator(encodable)] = None
-    request_id: Name | None = None
-
-
-class ApproveRun(Body):
-    """Whatever the run waits for. A yes to one exact action is given to its approval, with its digest."""
-
-    reason: Text | None = None
-    request_id: Name | None = None
 
 
 class BulkDecide(Body):

@@ -67,6 +67,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Bare(Body):
+    """Nothing is to be said but, if one likes, what the request is called."""
+
+    request_id: Name | None = None
+
+
 class Page(View, Generic[T]):
     """Some of a list; `next_cursor` asks for what follows and is null on the last page."""
 

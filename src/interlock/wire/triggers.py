@@ -30,7 +30,7 @@ class TestTrigger(Body):
 
     __test__ = False  # to pytest's collector its name looks like a test
 
-    payload: Any = None
+    payload: Annotated[Any, AfterValidator(encodable)] = None
     # push, or pull_request.opened
     event: Name | None = None
     headers: dict[str, str] = {}
