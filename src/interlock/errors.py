@@ -6,6 +6,7 @@ Problem                    anything that is answered as application/problem+json
 ├── Unauthorized   401     no key, or not a valid one
 ├── Forbidden      403     the key's role may not do this
 ├── NotFound       404     it does not exist, or belongs to another tenant
+├── MethodNotAllowed 405   the path is there and is asked for in another way; it says in which
 ├── Conflict       409     it is in the wrong state; it says which, and what is allowed
 │   └── InvalidTransition
 ├── LeaseLost      409     somebody else holds the run now; nothing was changed
@@ -64,6 +65,15 @@ class Forbidden(Problem):
 
 class NotFound(Problem):
     status, title, code = 404, "Not found", "NOT_FOUND"
+
+
+class MethodNotAllowed(Problem):
+    status, title, code = 405, "Not done like this", "METHOD_NOT_ALLOWED"
+
+    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
+        allowed = tuple(allowed)
+        super().__init__(f"{method} is not for {path}; it takes {' and '.join(allowed)}", allowed=allowed)
+        self.headers = {"Allow": ", ".join(allowed)}
 
 
 class Conflict(Problem):

@@ -33,9 +33,19 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
 
 
 async def test_a_body_that_is_not_json(http: httpx2.AsyncClient) -> None:
-    for content in (b"{", b"[1,", b"\xff\xfe", b"workflow: gate", b""):
+    for content, said in (
+        (b"{", "body: it is not JSON: Expecting property name enclosed in double quotes (at character 1)"),
+        (b"[1,", "body: it is not JSON: Expecting value (at character 3)"),
+        (b"workflow: gate", "body: it is not JSON: Expecting value (at character 0)"),
+        (b'{"workflow": "\xff"}', "body: it is not JSON: it is not UTF-8"),
+        (b"[" * 100_000, "body: it is nested too deeply"),
+        (b"\xff\xfe", "body: it is not JSON"),
+        (b"", "body: Field required"),
+    ):
         answer = await http.post("/api/runs", content=content, headers={"content-type": "application/json"})
-        assert problem(answer, 422)["code"] == "INVALID_REQUEST"
+        found = problem(answer, 422)
+        assert (found["code"], found["detail"][: len(said)]) == ("INVALID_REQUEST", said)
+        assert [error["path"] for error in found["errors"]] == ["body"]
 
 
 async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClient) -> None:
@@ -127,7 +137,7 @@ async def test_what_asks_for_nothing_more_refuses_a_body_that_does(http: httpx2.
     for path in paths:
         for body in ({"input": {"x": 2}}, [], 5, {"request_id": 5}, {"request_id": ""}):
             assert problem(await http.post(path, json=body), 422)["code"] == "INVALID_REQUEST", (path, body)
-        for content in (b"{", b"x: 1"):
+        for content in (b"{", b"\xff", b"x: 1"):
             answer = await http.post(path, content=content, headers={"content-type": "application/json"})
             problem(answer, 422)
         assert problem(await http.post(path, json={"request_id": "r1"}), 404), path
@@ -213,14 +223,21 @@ async def test_what_is_not_there(http: httpx2.AsyncClient) -> None:
 
 
 async def test_a_method_that_is_not_for_this_path(http: httpx2.AsyncClient) -> None:
-    for method, path in (
-        ("PUT", "/api/runs"),
-        ("DELETE", f"/api/runs/{uuid4()}"),
-        ("GET", f"/api/runs/{uuid4()}/approve"),
+    for method, path, allowed in (
+        ("PUT", "/api/runs", "GET, POST"),
+        ("DELETE", f"/api/runs/{uuid4()}", "GET"),
+        ("GET", f"/api/runs/{uuid4()}/approve", "POST"),
+        ("POST", "/api/policy", "GET, PUT"),
+        ("PATCH", "/api/triggers/x", "GET, DELETE"),
+        ("POST", "/healthz", "GET"),
     ):
         answer = await http.request(method, path)
-        assert problem(answer, 405)["code"] == "HTTP_405"
-        assert answer.headers["allow"]
+        found = problem(answer, 405)
+        assert (found["code"], answer.headers["allow"]) == ("METHOD_NOT_ALLOWED", allowed)
+        assert (
+            found["detail"]
+            == f"{method} is not for {answer.request.url.path}; it takes {allowed.replace(', ', ' and ')}"
+        )
 
 
 async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -> None:

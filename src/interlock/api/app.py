@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from interlock import __version__, tracing
@@ -34,7 +35,7 @@ from interlock.api import (
     workers,
 )
 from interlock.api.services import Json, Services, problem_body
-from interlock.errors import Invalid, NotFound, Problem, TooLarge, Unavailable
+from interlock.errors import Invalid, MethodNotAllowed, NotFound, Problem, TooLarge, Unavailable
 from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
@@ -101,6 +102,13 @@ async def show_metrics(request: Request) -> Response:
 
 # ---------------------------------------------------------------- errors
 
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+# What becomes of a body before it can be said where in it the mistake is.
+_UNREADABLE: dict[type[BaseException | None], str] = {
+    UnicodeDecodeError: "it is not JSON: it is not UTF-8",
+    RecursionError: "it is nested too deeply",
+}
+
 
 def problem_response(problem: Problem) -> Response:
     body = orjson.dumps(problem_body(problem), default=str)
@@ -117,14 +125,18 @@ def problem_of(request: Request, error: Exception) -> Problem:
 
 
 def _of_invalid(request: Request, error: RequestValidationError) -> Problem:
-    faults = [
-        {"path": _readable(".".join(str(part) for part in fault["loc"])), "message": fault["msg"]}
-        for fault in error.errors()
-    ]
+    faults = [_fault(each) for each in error.errors()]
     if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
         return Invalid("the body was not read as JSON: send it with Content-Type: application/json", errors=faults)
     detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
     return Invalid(detail, errors=faults)
+
+
+def _fault(found: dict[str, Any]) -> dict[str, str]:
+    if found["type"] == "json_invalid":  # and the place is that of a character, not of a field
+        where = found["loc"][-1]
+        return {"path": "body", "message": f"it is not JSON: {found['ctx']['error']} (at character {where})"}
+    return {"path": _readable(".".join(str(part) for part in found["loc"])), "message": found["msg"]}
 
 
 def _readable(path: str) -> str:
@@ -137,9 +149,23 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
         return NotFound(f"there is nothing at {request.url.path}")
     if error.status_code == 413:
         return TooLarge(error.detail)
+    if error.status_code == 405:
+        return _of_method(request)
+    if error.status_code == 400 and (why := _UNREADABLE.get(type(error.__cause__))):
+        return Invalid(f"body: {why}", errors=[{"path": "body", "message": why}])
     problem = Problem(error.detail, code=f"HTTP_{error.status_code}")
     problem.status, problem.title, problem.headers = error.status_code, error.detail, error.headers or {}
     return problem
+
+
+def _of_method(request: Request) -> Problem:
+    """Each endpoint knows its own methods only; whoever asks wants to know those of the path."""
+    allowed = [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return MethodNotAllowed(request.method, request.url.path, allowed)
 
 
 def _of_unstorable(_: Request, error: Exception) -> Problem:
