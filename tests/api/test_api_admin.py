@@ -230,6 +230,10 @@ async def test_the_description_of_the_api_is_valid_and_complete(rig: Rig) -> Non
             assert good, (method, path)
             schema = operation["responses"][good[0]]["content"]["application/json"]["schema"]
             assert schema, (method, path)
+            said = {
+                code: list(answer["content"]) for code, answer in operation["responses"].items() if code not in good
+            }
+            assert said == {"default": ["application/problem+json"]}, (method, path)
             for parameter in re.findall(r"\{(\w+)\}", path):
                 assert parameter in [p["name"] for p in operation["parameters"] if p["in"] == "path"]
     schemas = document["components"]["schemas"]

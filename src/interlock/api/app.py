@@ -40,11 +40,18 @@ from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 
+# Whatever is answered that is not what was asked for.
+_A_PROBLEM: dict[str, Any] = {
+    "description": "A problem (RFC 9457); its code says which.",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+
 
 def create_app(services: Services) -> FastAPI:
     app = FastAPI(
         title="Interlock", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
         description="Durable automations and agents that ask before they act.",
+        responses={"default": _A_PROBLEM},
     )  # fmt: skip
     app.state.services = services
     for module in (
