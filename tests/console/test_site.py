@@ -67,8 +67,17 @@ async def test_what_is_not_there_is_told_to_people_as_a_page_and_to_programs_as_
         answer = await admin.client.get(path)
         assert answer.status_code == 404 and "text/html" in answer.headers["content-type"], path
         assert "content-security-policy" in answer.headers
-    answer = await rig.http().get("/api/nothing")
-    assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
+    for path in ("/api/nothing", "/api"):
+        answer = await rig.http().get(path)
+        assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_page_about_a_problem_has_what_a_browser_is_to_do(rig: Rig, admin: Browser) -> None:
+    assert (await admin.client.delete("/inbox")).headers["allow"] == "GET"
+    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    signed_in = {"Cookie": f"{COOKIE}={admin.client.cookies[COOKIE]}"}
+    answer = await rig.http("").get("/runs", headers=signed_in)
+    assert (answer.status_code, answer.headers["connection"]) == (500, "close")
 
 
 @pytest.mark.parametrize(

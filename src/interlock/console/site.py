@@ -1,5 +1,6 @@
 """The site: which pages there are, and what they look like when something is wrong."""
 
+import re
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -27,7 +28,7 @@ from interlock.console import (
 from interlock.console.page import SignedOut, flash, menu, plain
 
 _STATIC = Path(__file__).parent / "static"
-_FOR_PROGRAMS = ("/api/", "/metrics", "/healthz", "/readyz")
+_FOR_PROGRAMS = re.compile(r"/(?:api|metrics|healthz|readyz)(?:/|$)")
 
 PAGES = (
     signin, approvals, runs, sessions, jobs, workers, workflows, schedules, policy, tools, audit, usage, live,
@@ -50,12 +51,14 @@ def _speak_html(app: FastAPI) -> None:
 
     async def says(request: Request, error: Exception) -> Response:
         problem = problem_of(request, error)
-        if request.url.path.startswith(_FOR_PROGRAMS):
+        if _FOR_PROGRAMS.match(request.url.path):
             return problem_response(problem)
         back = signin.way_back(request) if request.method == "POST" else None
         if back is not None:
             return flash(RedirectResponse(back, 303), problem.detail or problem.title, bad=True)
-        return await plain(request, "problem.html", status=problem.status, problem=problem)
+        page = await plain(request, "problem.html", status=problem.status, problem=problem)
+        page.headers.update(problem.headers)
+        return page
 
     for kind in PROBLEMS:
         app.add_exception_handler(kind, says)
