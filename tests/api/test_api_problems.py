@@ -182,6 +182,7 @@ async def test_a_big_number_in_an_input_is_taken_or_refused_but_never_lost(http:
 
 
 async def test_ids_cursors_and_parameters_that_cannot_be(http: httpx2.AsyncClient) -> None:
+    session = (await http.post("/api/sessions")).json()["id"]
     run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
     for path in [
         "/api/runs/not-an-id",
@@ -202,6 +203,10 @@ async def test_ids_cursors_and_parameters_that_cannot_be(http: httpx2.AsyncClien
         "/api/approvals?status=pending",
         f"/api/runs/{run}/events?after=-1",
         f"/api/runs/{run}/events?cursor=bm90LWFuLWlk",
+        f"/api/sessions/{session}/events?after=17",
+        f"/api/sessions/{session}/events?after=last",
+        f"/api/sessions/{session}/events?cursor=!!!",
+        f"/api/sessions/{session}/events?cursor=bm90LWFuLWlk",
         f"/api/runs/{run}?wait=61",
         f"/api/runs/{run}?wait=nan",
         "/api/workflows/gate?version=0",

@@ -29,7 +29,7 @@ from interlock.definition.agent import parse_agent
 from interlock.engine import approvals, sessions, workflows
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import Principal
-from interlock.errors import Conflict, NotFound
+from interlock.errors import Conflict, Invalid, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import EntryType
@@ -218,13 +218,15 @@ async def events(
     """
     who.require(Permission.READ)
     await sessions.get(found.database, who, session_id)
+    begin = _given(after, "after is the id of an event in the stream, say 3.17")
     if streams.is_wanted(request):
-        place = _place(request.headers.get("last-event-id")) or _place(after) or (0, 0)
+        place = _place(request.headers.get("last-event-id")) or begin
         return streams.stream(
             found, request, session_id, _entries_after(found, session_id, place, until_idle=until_idle)
         )
-    place = _place(decode_cursor(cursor)) or _place(after) or (0, 0)
-    entries = await found.database.fetch("session_entries_after", session_id, *place, limit + 1)
+    if cursor is not None:
+        begin = _given(decode_cursor(cursor), "this cursor is not one of ours; leave it out to begin at the start")
+    entries = await found.database.fetch("session_entries_after", session_id, *begin, limit + 1)
     shown = entries[:limit]
     last = f"{shown[-1]['session_run']}.{shown[-1]['seq']}" if len(entries) > limit else None
     return Json(
@@ -233,6 +235,12 @@ async def events(
             "next_cursor": encode_cursor(last) if last else None,
         }
     )
+
+
+def _given(text: str | None, otherwise: str) -> tuple[int, int]:
+    if text is not None and _place(text) is None:
+        raise Invalid(otherwise)
+    return _place(text) or (0, 0)
 
 
 def _place(text: str | None) -> tuple[int, int] | None:
