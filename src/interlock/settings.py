@@ -1,6 +1,9 @@
 """Settings: every value an operator can change, read from INTERLOCK_* variables."""
 
+import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -84,10 +87,38 @@ def mcp_file(settings: Settings) -> Path:
     return settings.mcp or settings.data_dir / "mcp.json"
 
 
+# The directories of this process's numbers: locked for as long as it lives, and unlocked by the kernel if it is killed.
+_ours: list[int] = []
+
+
 def share_metrics(data_dir: Path) -> None:
-    """Let a server show the numbers of its workers too. Has to be called before the metrics are made."""
-    directory = data_dir.absolute() / "metrics"
-    directory.mkdir(parents=True, exist_ok=True)
-    for old in directory.glob("*.db"):
-        old.unlink(missing_ok=True)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    """Let a server show the numbers of its workers too. Has to be called before the metrics are made.
+
+    Each server has a directory of its own: another one on the same data, also one that is refused its port, must not
+    clear away what this one has counted.
+    """
+    base = data_dir.absolute() / "metrics"
+    base.mkdir(parents=True, exist_ok=True)
+    looking = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(looking, fcntl.LOCK_EX)  # nobody clears away what was made a moment ago
+        for left in base.iterdir():
+            if _is_free(left):
+                shutil.rmtree(left, ignore_errors=True)
+        own = tempfile.mkdtemp(dir=base)
+        _ours.append(os.open(own, os.O_RDONLY))
+        fcntl.flock(_ours[-1], fcntl.LOCK_EX)
+    finally:
+        os.close(looking)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = own
+
+
+def _is_free(directory: Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

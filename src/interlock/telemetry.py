@@ -186,6 +186,12 @@ class Metrics:
 metrics = Metrics()
 
 
+def forget_process(pid: int) -> None:
+    """A process of ours is gone: what it had in hand it has no longer. What it counted stays counted."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
 def exposition() -> bytes:
     """This process's metrics, or with PROMETHEUS_MULTIPROC_DIR those of every process that shares the directory."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:

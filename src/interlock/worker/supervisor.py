@@ -21,7 +21,7 @@ from interlock.settings import Settings
 from interlock.store.notify import WORKER as ORDERS
 from interlock.store.notify import Listener
 from interlock.store.pool import Database, Row
-from interlock.telemetry import log, metrics
+from interlock.telemetry import forget_process, log, metrics
 
 _ROUND_SECONDS = 0.5
 # A process that was told to end at once has so long to do it by itself.
@@ -226,6 +226,7 @@ class Supervisor:
         assert slot.process is not None and slot.worker_id is not None and slot.process.ended is not None
         self._copy_log(slot)
         worker_id, lived, why = slot.worker_id, time.monotonic() - slot.process.began, _described(slot.process)
+        forget_process(slot.process.running.pid)
         at_work: bool = await self._database.value("holds_runs", worker_id)
         await workers.bury(self._database, worker_id, self.actor, why)
         await leases.take_back(self._database)
