@@ -11,16 +11,26 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md") for path in ROOT.glob(pattern) if path.is_file()
 )
-_LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+_LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _TEST = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
 
 
 def broken_links(page: Path, text: str) -> list[str]:
     return [
-        target
-        for target in _LINK.findall(text)
-        if "://" not in target and not (page.parent / target).resolve().exists()
+        f"{target}#{place}" if place else target
+        for target, place in _LINK.findall(text)
+        if "://" not in target and not leads_somewhere((page.parent / target).resolve() if target else page, place)
     ]
+
+
+def leads_somewhere(path: Path, place: str) -> bool:
+    return path.exists() and (not place or place in places_of(path.read_text(encoding="utf-8")))
+
+
+def places_of(text: str) -> set[str]:
+    """Headings as GitHub names them in links."""
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -29,7 +39,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_a_broken_link_would_be_found() -> None:
-    assert broken_links(ROOT / "README.md", "[here](docs/nowhere.md#there)") == ["docs/nowhere.md"]
+    text = "[here](docs/nowhere.md) [there](ARCHITECTURE.md#why-not) [back](#status) [why](ARCHITECTURE.md#why-seats)"
+    assert broken_links(ROOT / "README.md", text) == ["docs/nowhere.md", "ARCHITECTURE.md#why-not"]
 
 
 def test_every_test_that_is_named_exists() -> None:
