@@ -1,11 +1,15 @@
 """The documents: what they link to exists, and what is generated is up to date."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from docs import codes, generate
+from interlock.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -13,6 +17,10 @@ PAGES = sorted(
 )
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+TEMPLATES = sorted((ROOT / "src" / "interlock" / "console" / "templates").glob("*.html"))
+_TYPED = re.compile(r"^\$ (.*(?:\\\n.*)*)|`([^`\n]*)`", re.MULTILINE)
+_FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
+_COMMAND = re.compile(r"(?:^|[\s/>\"])interlock((?: [^\s\"`<>|&#]+)+)")
 _TEST = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
 
 
@@ -69,3 +77,45 @@ def test_every_code_is_listed_with_a_status() -> None:
     # As the API answers them: see tests/governed/test_approvals.py.
     assert (listed["NOT_AN_APPROVER"], listed["REASON_REQUIRED"]) == (403, 422)
     assert all(400 <= status < 600 for status in listed.values())
+
+
+# ---------------------------------------------------------------- commands
+
+
+def typed_in(page: Path) -> str:
+    """What is to be typed: of a document what stands behind a prompt or is set as code, of a template all of it."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".html":
+        return _FILLED_IN.sub("x", text).replace("\\n", "\n")
+    return "\n".join(line or code for line, code in _TYPED.findall(text))
+
+
+def unknown_commands(text: str) -> Iterator[str]:
+    for found in _COMMAND.findall(text):
+        if (unknown := _unknown_in(found.split())) is not None:
+            yield f"{unknown} in interlock{found}"
+
+
+def _unknown_in(words: list[str]) -> str | None:
+    command: Any = get_command(app)
+    for word in words:
+        if word == "--":
+            return None
+        if word.startswith("-") and word != "-":
+            if word not in {name for option in command.params for name in option.opts} | {"--help"}:
+                return word
+        elif hasattr(command, "commands") and word in command.commands:
+            command = command.commands[word]
+        elif hasattr(command, "commands") and re.fullmatch("[a-z-]+", word) and command.no_args_is_help:
+            return word
+    return None
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TEMPLATES], ids=lambda page: page.name)
+def test_every_command_that_somebody_is_told_to_type_exists(page: Path) -> None:
+    assert list(unknown_commands(typed_in(page))) == []
+
+
+def test_a_command_that_does_not_exist_would_be_found() -> None:
+    text = "interlock run events RUN --follow\ninterlock run show RUN --events\n.venv/bin/interlock run look RUN"
+    assert [line.partition(" ")[0] for line in unknown_commands(text)] == ["--events", "look"]
