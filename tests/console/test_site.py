@@ -186,3 +186,23 @@ async def test_a_live_page_is_told_nothing_once_its_sign_in_has_ended(
             rig.clock.advance(signins.SECONDS)
         await rig.cancel(run_id)
         assert [frame async for frame in frames] == []
+
+
+async def test_who_is_signed_in_keeps_the_menu_where_something_is_wrong(admin: Browser) -> None:
+    for path, status in (("/nothing", 404), (f"/runs/{uuid4()}", 404), ("/runs?status=lost", 422)):
+        assert 'href="/workflows"' in await admin.get(path, status), path
+    admin.client.cookies.clear()
+    assert 'href="/workflows"' not in (await admin.client.get("/nothing")).text
+
+
+async def test_who_was_signed_in_is_told_that_it_ended_and_comes_back_to_the_page(rig: Rig, sign_in: SignIn) -> None:
+    browser = await sign_in(name="ida")
+    rig.clock.advance(signins.SECONDS + 60)
+    looked = await browser.client.get("/runs?status=failed")
+    page = (await browser.client.get(looked.headers["location"])).text
+    assert "has ended" in page and 'name="next" value="/runs?status=failed"' in page
+    sent = await browser.client.post("/signout", data={}, headers={"Referer": "http://test/policy"})
+    page = (await browser.client.get(sent.headers["location"])).text
+    assert "nothing was done" in page and 'name="next" value="/policy"' in page
+    browser.client.cookies.clear()
+    assert (await browser.client.get("/inbox")).headers["location"] == "/signin?next=%2Finbox"

@@ -1,5 +1,6 @@
 """A page: who looks at it, what every page has, and the headers that keep everything else out."""
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -19,7 +20,7 @@ from interlock.api.services import Services, Svc
 from interlock.console import words
 from interlock.engine import signins
 from interlock.engine.principal import Principal
-from interlock.errors import Forbidden, Invalid, NotFound
+from interlock.errors import Forbidden, Invalid, NotFound, Problem
 from interlock.governance.roles import MAY, Permission
 
 COOKIE = "interlock_session"
@@ -115,6 +116,16 @@ async def render(request: Request, visit: Visitor, template: str, *, status: int
 async def plain(request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
     """For somebody who may not be signed in."""
     return _draw(request, template, status, visit=None, waiting=0, **context)
+
+
+async def render_problem(request: Request, problem: Problem) -> Response:
+    """What went wrong; whoever is signed in keeps the menu."""
+    # A database that is away would not tell who they are either.
+    if problem.status < 500:
+        with contextlib.suppress(SignedOut, Problem):
+            visit = await visitor(request, request.app.state.services)
+            return await render(request, visit, "problem.html", status=problem.status, problem=problem)
+    return await plain(request, "problem.html", status=problem.status, problem=problem)
 
 
 def _draw(request: Request, template: str, status: int, **context: Any) -> Response:

@@ -1,6 +1,6 @@
 """Signing in with an API key, and out again. The key itself is kept nowhere."""
 
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
@@ -12,10 +12,16 @@ from interlock.errors import Unauthorized
 
 router = APIRouter()
 
+_ENDED = {
+    "looking": "Your sign-in has ended. Sign in again to go on.",
+    "sending": "Your sign-in had ended, so nothing was done. Sign in, and do it again.",
+}
+
 
 @router.get("/signin")
 async def show(request: Request) -> Response:
-    return await plain(request, "signin.html", error=None, next=_ours(request.query_params.get("next")))
+    ended = _ENDED.get(request.query_params.get("ended", ""))
+    return await plain(request, "signin.html", error=None, ended=ended, next=_ours(request.query_params.get("next")))
 
 
 @router.post("/signin")
@@ -28,7 +34,7 @@ async def sign_in(request: Request, found: Svc) -> Response:
     try:
         token = await signins.begin(found.database, form.get("key", "").strip())
     except Unauthorized as error:
-        return await plain(request, "signin.html", status=401, error=error.detail, next=wanted)
+        return await plain(request, "signin.html", status=401, error=error.detail, ended=None, next=wanted)
     response = RedirectResponse(wanted, 303)
     response.set_cookie(
         COOKIE, token, max_age=signins.SECONDS, httponly=True, samesite="lax", secure=_is_secure(request)
@@ -49,8 +55,14 @@ async def sign_out(request: Request, visit: Visit, _: Said) -> Response:
     return response
 
 
-def ask(wanted: str | None) -> Response:
-    return RedirectResponse("/signin" + (f"?next={quote(wanted)}" if wanted and wanted != "/" else ""), 303)
+def ask(request: Request) -> Response:
+    """Back to where they wanted to be; who was signed in is told that this has ended."""
+    looks = request.method == "GET"
+    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "") if looks else way_back(request)
+    query = {"next": wanted} if wanted and wanted != "/" else {}
+    if COOKIE in request.cookies:
+        query["ended"] = "looking" if looks else "sending"
+    return RedirectResponse("/signin" + (f"?{urlencode(query)}" if query else ""), 303)
 
 
 def _ours(path: str | None) -> str:

@@ -25,7 +25,7 @@ from interlock.console import (
     workers,
     workflows,
 )
-from interlock.console.page import SignedOut, flash, menu, plain
+from interlock.console.page import SignedOut, flash, menu, render_problem
 
 _STATIC = Path(__file__).parent / "static"
 _FOR_PROGRAMS = re.compile(r"/(?:api|metrics|healthz|readyz)(?:/|$)")
@@ -56,7 +56,7 @@ def _speak_html(app: FastAPI) -> None:
         back = signin.way_back(request) if request.method == "POST" else None
         if back is not None:
             return flash(RedirectResponse(back, 303), problem.detail or problem.title, bad=True)
-        page = await plain(request, "problem.html", status=problem.status, problem=problem)
+        page = await render_problem(request, problem)
         page.headers.update(problem.headers)
         return page
 
@@ -64,8 +64,7 @@ def _speak_html(app: FastAPI) -> None:
         app.add_exception_handler(kind, says)
 
     async def signed_out(request: Request, _: Exception) -> Response:
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return signin.ask(wanted if request.method == "GET" else None)
+        return signin.ask(request)
 
     app.add_exception_handler(SignedOut, signed_out)
 

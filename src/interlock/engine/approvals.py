@@ -52,7 +52,7 @@ async def decide(
     question = question_of(approval)
     refused = refusal(question, votes, principal.actor, principal.groups, approves=approves, reason=reason)
     if refused:
-        raise refused_vote(refused)
+        raise _refused(refused)
     await tx.fetch("cast_vote", database.clock(), approval_id, approval["digest"], principal.actor, wanted, reason)
     votes.append(Vote(principal.actor, approves))
     event = outcome(question, votes)
@@ -121,7 +121,7 @@ async def edit(
         raise Conflict("only a proposed action can be edited, not a gate", code="NOT_AN_ACTION")
     # Whoever may not even say no to it may not change it and set aside what others said.
     if refused := refusal(question_of(approval), [], principal.actor, principal.groups, approves=False, reason=reason):
-        raise refused_vote(refused)
+        raise _refused(refused)
     journal = run.journal or await read_journal(tx, plans, run.row)
     fold = journal.fold_of(approval["step"])
     given = fold.step.input.render(journal.scope_of(fold)) or {}
