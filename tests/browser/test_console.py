@@ -216,15 +216,30 @@ async def test_keys_are_enough(site: Site) -> None:
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
 
+def _long_names(site: Site) -> str:
+    """A tool whose name and parameter are as long as somebody could make them."""
+    name = f"crm.{'long_' * 14}name"
+
+    @site.rig.tool(name, writes=True, risk="med")
+    async def long(a_parameter_that_somebody_named_with_great_care_and_in_full: str) -> None: ...
+
+    return name
+
+
 async def test_a_phone_is_enough(site: Site) -> None:
     done = open_shop(site.rig)
+    tool = _long_names(site)
+    given = "a_parameter_that_somebody_named_with_great_care_and_in_full: x"
+    await site.rig.apply(f"{{name: {'long-' * 12}name, steps: [{{id: s, tool: {tool}, input: {{{given}}}}}]}}")
     async with site.rig.worker():
         [run_id] = await held(site, "ch_1")
+        long = await site.rig.start(f"{'long-' * 12}name", who=await site.rig.person("mira", Role.OPERATOR))
+        await site.rig.until(long, "waiting_approval")
         page = await site.visit(**PHONE)
-        for path in ("/runs", f"/runs/{run_id}", "/inbox"):
+        for path in ("/runs", f"/runs/{long}", f"/tools/{tool}", "/workflows", "/audit", f"/runs/{run_id}", "/inbox"):
             await page.goto(site.address + path)
             assert await page.evaluate("document.documentElement.scrollWidth") <= 360, f"{path} is wider than the phone"
-        button = page.get_by_role("button", name="Approve")
+        button = page.locator(".card", has_text="ch_1").get_by_role("button", name="Approve")
         box = await button.bounding_box()
         assert box is not None and box["height"] >= 44, "a thumb needs room"
         await button.tap()

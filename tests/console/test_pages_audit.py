@@ -23,7 +23,9 @@ async def runs_of(rig: Rig, count: int) -> list[str]:
 
 
 def positions(page: str) -> list[int]:
-    return [int(found.replace(",", "")) for found in re.findall(r'<td class="num">([0-9,]+)</td>', page)]
+    return [
+        int(found.replace(",", "")) for found in re.findall(r'<td class="num" data-label="no.">([0-9,]+)</td>', page)
+    ]
 
 
 async def test_without_entries_the_page_says_what_will_be_here(admin: Browser) -> None:

@@ -3,6 +3,8 @@
 from tests.console.pages import Browser, text_of
 from tests.rig import Rig
 
+from interlock import FlowContext
+
 
 async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Browser) -> None:
     await rig.apply("name: w\nsteps: [{id: paid, wait: {event: bank.paid, correlation: ch_1, timeout: 2d}}]")
@@ -10,3 +12,36 @@ async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Bro
     assert "Waits for bank.paid of ch_1 ; times out in 48 h ." in text_of(await admin.get(f"/runs/{run_id}"))
     await rig.apply("name: w\nsteps: [{id: paid, wait: {event: bank.paid, correlation: 7}}]")
     assert "Waits for bank.paid of 7 ." in text_of(await admin.get(f"/runs/{await rig.start('w')}"))
+
+
+async def test_what_is_asked_can_be_read_to_its_end(rig: Rig, admin: Browser) -> None:
+    """A list has the beginning of a long field and says how much more there is; the question's own page has it all."""
+
+    @rig.tool("crm.note", writes=True, risk="med")
+    async def note(text: str) -> None: ...
+
+    await rig.apply('name: n\nsteps: [{id: note, tool: crm.note, input: {text: "${input.text}"}}]')
+    run_id = await rig.start("n", {"text": "x" * 5000 + "the end"})
+    await rig.work_until(run_id, "waiting_approval")
+    [asked] = await rig.sql("SELECT id FROM approval WHERE run_id = $1", run_id)
+    for path in ("/inbox", f"/runs/{run_id}"):
+        page = await admin.get(path)
+        assert f'<a href="/approvals/{asked["id"]}">4,607 more characters</a>' in page and "the end" not in page
+    assert "the end" in await admin.get(f"/approvals/{asked['id']}")
+
+
+async def test_steps_of_a_flow_are_no_graph(rig: Rig, admin: Browser) -> None:
+    """None needs another: boxes without arrows would say nothing."""
+
+    @rig.tool("t.read")
+    async def read() -> int:
+        return 1
+
+    @rig.flow("two")
+    async def two(ctx: FlowContext, input: dict[str, object]) -> None:
+        await ctx.call("t.read")
+        await ctx.call("t.read")
+
+    run_id = await rig.start("two")
+    await rig.work_until(run_id, "succeeded")
+    assert 'class="graph"' not in await admin.get(f"/runs/{run_id}")

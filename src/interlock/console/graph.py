@@ -27,7 +27,8 @@ class Drawing:
 
 
 def draw(steps: Iterable[tuple[str, str, str | None, Sequence[str]]]) -> Drawing | None:
-    """Of (key, label, status, needs). None if it is a plain line of steps: the timeline shows that better."""
+    """Of (key, label, status, needs). None if it is a plain line of steps or no step needs another, as in a flow: the
+    timeline shows that better."""
     steps = list(steps)
     needs = {key: list(wanted) for key, _, _, wanted in steps}
     layer: dict[str, int] = {}
@@ -36,7 +37,7 @@ def draw(steps: Iterable[tuple[str, str, str | None, Sequence[str]]]) -> Drawing
     columns: dict[int, list[str]] = {}
     for key in layer:
         columns.setdefault(layer[key], []).append(key)
-    if max((len(column) for column in columns.values()), default=0) < 2:
+    if len(columns) < 2 or max(len(column) for column in columns.values()) < 2:
         return None
     tallest = max(len(column) for column in columns.values())
     height = tallest * (_HIGH + _GAP_Y) - _GAP_Y + 2 * _EDGE

@@ -76,6 +76,14 @@ def short(identity: UUID | str | None) -> Markup:
     return Markup('<span class="id" title="{}">{}</span>').format(text, text[-8:])
 
 
+def ref(text: str) -> Markup | str:
+    """What a run was started by: an id as its end, anything else as it is."""
+    try:
+        return short(UUID(text))
+    except ValueError:
+        return inline(text, 60)
+
+
 def pretty(value: Any) -> str:
     """A value to read. Text that is JSON is shown as what it says."""
     if isinstance(value, str):
@@ -110,5 +118,5 @@ def code(text: str) -> Markup:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "state": state, "tone": tone, "moment": moment, "span": span, "took": took, "money": money, "short": short,
-    "pretty": pretty, "inline": inline, "who": who, "many": many, "code": code,
+    "ref": ref, "pretty": pretty, "inline": inline, "who": who, "many": many, "code": code,
 }  # fmt: skip
