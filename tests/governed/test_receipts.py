@@ -71,6 +71,18 @@ async def test_every_move_of_a_receipt_is_counted_also_another_try(shop: Shop, r
 # ---------------------------------------------------------------- one effect, one key
 
 
+async def test_a_key_made_of_a_long_argument_is_shortened_and_still_names_one_effect(shop: Shop, rig: Rig) -> None:
+    """What a model or an input chooses must not end a worker, as a row that no index can hold did."""
+    bank(shop)
+    await rig.apply(PAY)
+    text = "".join(str(uuid7()) for _ in range(300))
+    for to in (f"{text} a", f"{text} a", f"{text} b"):
+        assert (await _paid(shop, amount=5, to=to))["status"] == "succeeded"
+    keys = [done.rpartition(" ")[0] for done in shop.done]
+    assert len(keys) == len(set(keys)) == 2
+    assert all(key.startswith("pay:") and len(key) == 255 for key in keys)
+
+
 async def test_the_same_effect_wanted_by_another_run_is_answered_by_its_receipt(shop: Shop, rig: Rig) -> None:
     bank(shop)
     await rig.apply(PAY)

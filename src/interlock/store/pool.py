@@ -61,8 +61,13 @@ _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     asyncpg.InvalidCatalogNameError,
 )
 
-# A value that no column can hold, found out by the server or already by the driver (whose error is an InterfaceError).
-UNSTORABLE: tuple[type[Exception], ...] = (asyncpg.DataError, asyncpg.exceptions._base.DataError)
+# A value that no column or index can hold, found out by the server or already by the driver (whose error is an
+# InterfaceError).
+UNSTORABLE: tuple[type[Exception], ...] = (
+    asyncpg.DataError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.exceptions._base.DataError,
+)
 
 
 class Clock(Protocol):

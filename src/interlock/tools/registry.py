@@ -23,6 +23,7 @@ from interlock.lifecycle import Tier
 from interlock.tools.context import Context
 from interlock.tools.secret import Veil, is_marked
 
+_LONGEST_KEY = 255
 NO_SECRETS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
@@ -96,7 +97,11 @@ class Tool:
         )  # fmt: skip
 
     def effect_key(self, arguments: dict[str, Any], shown: dict[str, Any] | None = None) -> str | None:
-        return self._filled("key", self.key, arguments, shown)
+        """A key that no index could hold ends in the hash of all of it."""
+        key = self._filled("key", self.key, arguments, shown)
+        if key is None or len(key) <= _LONGEST_KEY:
+            return key
+        return f"{key[: _LONGEST_KEY - 65]}:{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
     def target_of(self, arguments: dict[str, Any], shown: dict[str, Any] | None = None) -> str | None:
         return self._filled("target", self.target, arguments, shown)
