@@ -249,6 +249,35 @@ async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: 
     assert called == ["caught", "let go", "let go"]
 
 
+async def test_the_child_of_a_retried_parent_does_no_effect_a_second_time(rig: Rig) -> None:
+    """It is another run. What the first one did, or may have done, is the same effect all the same."""
+    done: list[str] = []
+
+    @rig.tool("bank.pay", writes=True)
+    async def pay(ctx: Context, to: str) -> str:
+        done.append(to)
+        return "paid"
+
+    @rig.tool("bank.tell", writes=True, idempotent=True)
+    async def tell(ctx: Context) -> str:
+        done.append(ctx.idempotency_key)
+        if len(done) < 3:
+            raise Terminal("no answer")
+        return "told"
+
+    await rig.apply(
+        "name: pays\nsteps:\n  - {id: pay, tool: bank.pay, input: {to: ada}}\n  - {id: tell, tool: bank.tell}"
+    )
+    await rig.apply("name: outer\nsteps: [{id: sub, flow: pays}]")
+    failed = await rig.work_until(await rig.start("outer"))
+    again = await rig.http().post(f"/api/runs/{failed['id']}/retry")
+    run = await rig.work_until(UUID(again.json()["id"]))
+    assert (run["status"], run["result"]) == ("succeeded", "told"), run["error"]
+    assert (done.count("ada"), len(set(done[1:]))) == (1, 1)
+    other = await rig.work_until(await rig.start("outer"))
+    assert (other["status"], done.count("ada"), len(set(done))) == ("succeeded", 2, 3), "another parent, other effects"
+
+
 # ---------------------------------------------------------------- in a workflow
 
 

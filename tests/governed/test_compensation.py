@@ -384,6 +384,32 @@ async def test_a_run_undoes_what_somebody_else_gave_up_to_undo(shop: Shop, rig: 
     assert (run["status"], log(run), rooms.done) == ("canceled", [("a", "succeeded")], ["reserve 12", "release 12"])
 
 
+async def test_an_undo_has_one_key_whoever_tries_it_and_however_often(shop: Shop, rig: Rig, agency: Agency) -> None:
+    """What failed for want of an answer may have been done: the other system must see that it is the same again."""
+    keys: list[str] = []
+
+    @rig.tool("trip.reserve", writes=True, undo="trip.release")
+    async def reserve(room: str) -> dict[str, str]:
+        return {"room": room}
+
+    @rig.tool("trip.release", writes=True, idempotent=True)
+    async def release(ctx: Context, room: str) -> None:
+        keys.append(ctx.idempotency_key)
+        if len(keys) < 4:
+            raise Terminal("no answer")
+
+    await rig.apply(RESERVE)
+    run = await shop.ended(await rig.start("r"))
+    assert run["reason"] == "compensation_failed"
+    [receipt] = [r for r in await shop.receipts(run["id"]) if r["step_key"] == "a"]
+    for _ in range(2):
+        _, undo = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+        assert (await shop.ended(UUID(undo["id"])))["status"] == "failed"
+    _, undo = await shop.admin.post(f"/api/runs/{undo['id']}/retry")
+    assert (await shop.ended(UUID(undo["id"])))["status"] == "succeeded"
+    assert len(keys) == 4 and len(set(keys)) == 1
+
+
 async def test_a_run_whose_effect_was_undone_since_is_not_continued_as_if_it_were_done(
     shop: Shop, rig: Rig, rooms: Agency
 ) -> None:

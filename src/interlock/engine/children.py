@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import orjson
 
@@ -36,6 +36,11 @@ class Child:
     traceparent: str | None = None
 
     @property
+    def root_id(self) -> UUID:
+        """The same for the child that a retried parent starts in its place: what this one did is not done twice."""
+        return uuid5(self.parent["root_id"] or self.parent["id"], self.step)
+
+    @property
     def trigger(self) -> dict[str, Any]:
         traced = {"traceparent": self.traceparent} if self.traceparent else {}
         return {"source": "run", "ref": str(self.parent["id"]), "initiator": Initiator.SYSTEM, **traced}
@@ -52,8 +57,9 @@ async def start(tx: Tx, database: Database, children: list[Child]) -> None:
         [c.capped for c in children], [c.parent["job_id"] for c in children],
     )  # fmt: skip
     await tx.fetch(
-        "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children]
-    )
+        "adopt_runs", [c.id for c in children], [c.parent["id"] for c in children], [c.step for c in children],
+        [c.root_id for c in children],
+    )  # fmt: skip
     tx.afterwards(partial(_log_creation, children))
 
 

@@ -8,6 +8,9 @@ from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
 
+# The one step of a run that was started to undo an effect.
+UNDO_STEP = "undo"
+
 
 @dataclass(frozen=True, slots=True)
 class Intent:

@@ -10,6 +10,7 @@ from interlock.definition.workflow import load
 from interlock.engine import runs, workflows
 from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
+from interlock.engine.receipts import UNDO_STEP
 from interlock.engine.runs import NewRun
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, NotFound
@@ -41,12 +42,14 @@ async def reverse(
         )  # fmt: skip
     given, secrets = await _input(tx, plans, tools, original, receipt)
     wanted = {name: f"${{input.{name}}}" for name in given} | secrets
-    steps = [{"id": "undo", "tool": receipt["undo"], "input": wanted}]
+    steps = [{"id": UNDO_STEP, "tool": receipt["undo"], "input": wanted}]
     plan = load({"name": f"undo.{receipt['tool']}".lower(), "steps": steps})
     row, _ = await workflows.apply(tx, database, principal, plan)
     trigger = {"source": "reversal", "ref": str(receipt_id)}
     new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
     await runs.start_many(tx, database, principal, [new])
+    # To try again what may have been undone is no other effect: see `effect_of`.
+    await tx.fetch("root_run", new_id, receipt_id)
     started = await tx.row("get_run", principal.tenant_id, new_id)
     assert started is not None
     return started, plan

@@ -116,17 +116,18 @@ class Call:
 
 
 def prepare(
-    shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_id: UUID, root_id: UUID | None = None
-) -> Call | Failed:
+    shop: Workshop, fold: StepFold, scope: Scope, run_id: UUID, tenant_id: UUID,
+    effect: Callable[[], str] | None = None,
+) -> Call | Failed:  # fmt: skip
     """Resolve the tool and render its input. A step that cannot be called has failed.
 
-    `root_id` is the first of the runs that it continues, if it does: see `effect_key`.
+    `effect` says what its effect is called if its tool does not: see `effect_key`.
     """
     try:
         tool = find(shop.tools, fold.step.tool or "")
     except Retryable as error:
         return failure(error)
-    return prepare_as(tool, shop, fold, scope, run_id, tenant_id, root_id)
+    return prepare_as(tool, shop, fold, scope, run_id, tenant_id, effect)
 
 
 def prepare_as(
@@ -136,7 +137,7 @@ def prepare_as(
     scope: Scope,
     run_id: UUID,
     tenant_id: UUID,
-    root_id: UUID | None = None,
+    effect: Callable[[], str] | None = None,
 ) -> Call | Failed:
     try:
         arguments = tool.validated(fold.input(scope))
@@ -147,7 +148,7 @@ def prepare_as(
             run_id=run_id, tenant_id=tenant_id, step=fold.step.key,
             idempotency_key=_begun_with(fold)
             or tool.effect_key(arguments, shown)
-            or (effect_key(root_id or run_id, fold.step.key, action) if action else None),
+            or (effect_key(effect() if effect else default_key(run_id, fold.step.key), action) if action else None),
             attempt=fold.attempt + (fold.status == StepState.PENDING),
         )  # fmt: skip
         call = Call(fold, tool, arguments, context, scope, action)
@@ -168,12 +169,9 @@ def propose_read(shop: Workshop, call: Call) -> ProposedAction | Failed:
         return failure(Terminal(str(error) or type(error).__name__), call.context)
 
 
-def effect_key(root_id: UUID, step: str, action: ProposedAction) -> str:
-    """For a tool that does not name its effects. An edited action is another effect, and has another key.
-
-    A run that continues another has the keys of that one: what failed there for want of an answer may have happened.
-    """
-    return f"{default_key(root_id, step)}:{action.digest[:16]}"
+def effect_key(effect: str, action: ProposedAction) -> str:
+    """For a tool that does not name its effects. An edited action is another effect, and has another key."""
+    return f"{effect}:{action.digest[:16]}"
 
 
 def _begun_with(fold: StepFold) -> str | None:

@@ -15,7 +15,7 @@ from interlock.lifecycle import RunReason, StepEvent, StepState
 from interlock.worker.executor import Call, Failed, describe, prepare, prepare_as, propose_read
 from interlock.worker.gate import Deny, Hold, Pass
 from interlock.worker.held import HeldRun
-from interlock.worker.receipts import declare, over_cap
+from interlock.worker.receipts import declare, effect_of, over_cap
 from interlock.worker.settle import Settler
 
 
@@ -69,7 +69,7 @@ class Passage:
             tool = model_call(run.worker.database, shop.tools, run.row, run.journal, partial(self._hear, fold))
             call = prepare_as(tool, shop, fold, scope, run_id, tenant_id)
         else:
-            call = prepare(shop, fold, scope, run_id, tenant_id, run.row["root_id"])
+            call = prepare(shop, fold, scope, run_id, tenant_id, partial(effect_of, run, fold))
         if run.traceparent is not None and isinstance(call, Call):
             call.context._traceparent = run.traceparent
         return call

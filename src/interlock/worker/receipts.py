@@ -5,12 +5,12 @@ from uuid import UUID
 
 import orjson
 
-from interlock.engine.receipts import Intent, Seal
+from interlock.engine.receipts import UNDO_STEP, Intent, Seal
 from interlock.governance.redact import metadata
 from interlock.ids import uuid7
 from interlock.journal import StepFold, encode
 from interlock.lifecycle import ReceiptState, StepEvent
-from interlock.tools import Tool
+from interlock.tools import Tool, default_key
 from interlock.worker.executor import Call
 from interlock.worker.gate import Pass
 from interlock.worker.held import HeldRun
@@ -61,6 +61,17 @@ def over_cap(run: HeldRun, fold: StepFold) -> dict[str, Any] | None:
         return None
     cap, whose = min(known)
     return {"type": "CapExceeded", "message": f"the run made {cap} writes, as many as its {whose} allows"}
+
+
+def effect_of(run: HeldRun, fold: StepFold) -> str:
+    """What its effect is called, unless its tool says: by run and step.
+
+    A run that continues another calls it as that one did: what failed there for want of an answer may have happened.
+    So what undoes an effect is called by what it undoes, whichever run tries it.
+    """
+    if (undone := _reverses(run, fold)) is not None:
+        return default_key(undone, UNDO_STEP)
+    return default_key(run.row["root_id"] or run.lease.run_id, fold.step.key)
 
 
 def _reverses(run: HeldRun, fold: StepFold) -> UUID | None:

@@ -2,8 +2,8 @@
 
 -- name: adopt_runs
 -- In the transaction that started them.
-UPDATE run SET parent_run_id = child.parent_id, parent_step = child.step
-  FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS child (id, parent_id, step)
+UPDATE run SET parent_run_id = child.parent_id, parent_step = child.step, root_id = child.root_id
+  FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) AS child (id, parent_id, step, root_id)
  WHERE run.id = child.id;
 
 -- name: tell_parents

@@ -101,6 +101,10 @@ WITH rate AS MATERIALIZED (
 )
 SELECT * FROM inserted;
 
+-- name: root_run
+-- In the transaction that started it: what its effects are called by, in place of its own id.
+UPDATE run SET root_id = $2 WHERE id = $1;
+
 -- name: get_run
 -- A run's heartbeat is that of the worker that holds it.
 SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
