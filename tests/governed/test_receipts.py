@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import httpx2
 import pytest
-from tests.governed.conftest import Shop, lose
+from tests.governed.conftest import Person, Shop, lose
 from tests.rig import Rig
 
 from interlock.engine import receipts
@@ -621,9 +621,22 @@ async def test_an_effect_is_undone_by_a_governed_run_at_most_once(shop: Shop, ri
     assert (shown["run_id"], shown["reason"]) == (undo["id"], "wrong card")
 
 
-async def _charged(shop: Shop) -> tuple[UUID, str]:
+async def test_an_effect_is_undone_in_the_workspace_in_which_it_was_done(shop: Shop, rig: Rig) -> None:
+    """Whoever asks for it: what the policy says about that workspace is said about undoing there too."""
+    _undoable(shop)
+    await rig.apply(UNDO)
+    _, reverse = await _charged(shop, await shop.person("blue", "operator", workspace_id="blue"))
+    freeze = 'forbid (principal, action == Action::"bank.refund", resource == Env::"blue");'
+    await shop.admin.publish(f'@id("all") permit (principal, action, resource);\n@id("freeze") {freeze}')
+    _, undo = await shop.admin.post(reverse)
+    assert undo["workspace_id"] == "blue"
+    run = await shop.ended(UUID(undo["id"]))
+    assert (run["reason"], shop.done) == ("policy_denied", ["charge 5"])
+
+
+async def _charged(shop: Shop, who: Person | None = None) -> tuple[UUID, str]:
     """A run that charged, and where to have that undone."""
-    run = await shop.ended(await shop.start(shop.admin, "charge", amount=5))
+    run = await shop.ended(await shop.start(who or shop.admin, "charge", amount=5))
     (receipt,) = await shop.receipts(run["id"])
     return run["id"], f"/api/receipts/{receipt['id']}/reverse"
 

@@ -131,6 +131,12 @@ async def test_a_run_can_be_asked_for_besides_the_slots(rig: Rig, http: httpx2.A
     assert await slots(rig) == ["now"]
 
 
+async def test_a_run_at_once_is_in_the_workspace_of_its_schedule(rig: Rig, http: httpx2.AsyncClient) -> None:
+    await add(rig.http(await rig.key("blue", "operator", workspace_id="blue")))
+    run = (await http.post("/api/schedules/clean-up/run")).json()
+    assert (run["workspace_id"], run["trigger"]["user"]) == ("blue", "admin")
+
+
 async def test_a_deleted_schedule_starts_nothing_and_its_slots_stay_used(rig: Rig, http: httpx2.AsyncClient) -> None:
     await add(http)
     await add(http, 409)

@@ -69,10 +69,10 @@ async def delete(name: str, request: Request, found: Svc, who: Who) -> Response:
 async def run_now(name: str, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
     """A run at once, besides the slots, paused or not."""
     who.require(Permission.START)
-    new = await schedules.prepare_now(found.database, found.plans, who, name)
+    asker, new = await schedules.prepare_now(found.database, found.plans, who, name)
 
     async def work(tx: Tx) -> Answer:
-        await runs.start(tx, found.database, who, new)
+        await runs.start(tx, found.database, asker, new)
         row = await runs.get(tx, who, new.id)
         return Answer(201, dump(run_view(row, await read_journal(tx, found.plans, row))), new.id)
 

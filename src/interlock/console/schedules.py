@@ -123,6 +123,6 @@ async def _change(visit: Visitor, name: str, verb: _Verb, told: str) -> Response
 async def run_now(name: str, visit: Visit, said: Said) -> Response:
     visit.who.require(Permission.START)
     found = visit.services
-    new = await schedules.prepare_now(found.database, found.plans, visit.who, name)
-    await found.database.command(lambda tx: runs.start(tx, found.database, visit.who, new))
+    who, new = await schedules.prepare_now(found.database, found.plans, visit.who, name)
+    await found.database.command(lambda tx: runs.start(tx, found.database, who, new))
     return done(f"/runs/{new.id}", "Started, besides its slots.")

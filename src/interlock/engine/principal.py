@@ -1,6 +1,6 @@
 """A principal: who is asking, for which tenant, with which role."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import orjson
@@ -37,6 +37,10 @@ class Principal:
     def is_operator(self) -> bool:
         """Of the installation: whatever its role allows it may do for all tenants, to workers, channels and caps."""
         return self.tenant == DEFAULT_TENANT and self.workspace_id is None
+
+    def within(self, workspace_id: str | None) -> "Principal":
+        """The same person at something of this workspace: what comes of it is there too, whatever their key's reach."""
+        return replace(self, workspace_id=workspace_id)
 
     def require_whole_tenant(self, what: str) -> None:
         if self.workspace_id is not None:

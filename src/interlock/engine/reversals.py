@@ -47,7 +47,7 @@ async def reverse(
     row, _ = await workflows.apply(tx, database, principal, plan)
     trigger = {"source": "reversal", "ref": str(receipt_id)}
     new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
-    await runs.start_many(tx, database, principal, [new])
+    await runs.start_many(tx, database, principal.within(original["workspace_id"]), [new])
     # To try again what may have been undone is no other effect: see `effect_of`.
     await tx.fetch("root_run", new_id, receipt_id)
     started = await tx.row("get_run", principal.tenant_id, new_id)

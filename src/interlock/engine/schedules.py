@@ -91,11 +91,14 @@ async def delete(tx: Tx, database: Database, principal: Principal, name: str) ->
     return row
 
 
-async def prepare_now(database: Database, plans: Plans, principal: Principal, name: str) -> runs.NewRun:
-    """A run outside the slots, by somebody who asks for it."""
+async def prepare_now(
+    database: Database, plans: Plans, principal: Principal, name: str
+) -> tuple[Principal, runs.NewRun]:
+    """A run outside the slots, by somebody who asks for it; and them as they ask, in the schedule's workspace."""
     row = await named(database, database, principal, name)
     context = context_of("schedule", name, Initiator.USER, user=principal.name, metadata={"schedule": name})
-    return await runs.prepare(plans, principal, row["workflow"], input=orjson.loads(row["input"]), trigger=context)
+    who = principal.within(row["workspace_id"])
+    return who, await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]), trigger=context)
 
 
 # ---------------------------------------------------------------- what is due
