@@ -29,17 +29,10 @@ from interlock.settings import Settings
 from interlock.store.pool import Database
 from interlock.tools import Canceled, Context, Registry, Veil, tool
 from interlock.worker import executor
-from interlock.worker.executor import (
-    Done,
-    Failed,
-    Interrupted,
-    Outcome,
-    Workshop,
-    encode_output,
-    execute,
-    prepare,
-    sort,
-)
+from interlock.worker.call import Workshop, prepare
+from interlock.worker.executor import execute
+from interlock.worker.outcome import Done, Failed, Interrupted, Outcome, sort
+from interlock.worker.output import encode_output
 from tests.rig import Rig
 
 RUN, TENANT = UUID(int=1), UUID(int=2)

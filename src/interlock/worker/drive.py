@@ -30,9 +30,11 @@ from interlock.journal import (
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Row
 from interlock.telemetry import log
-from interlock.worker.executor import Call, Failed, Interrupted, Outcome, execute
+from interlock.worker.call import Call
+from interlock.worker.executor import execute
 from interlock.worker.flush import Unacceptable
 from interlock.worker.held import HeldRun
+from interlock.worker.outcome import Failed, Interrupted, Outcome
 from interlock.worker.passage import Passage
 from interlock.worker.recovery import Recovery, nobody_went_on
 from interlock.worker.replaying import replay_of

@@ -27,9 +27,9 @@ from interlock.store.pool import TRANSIENT, Database, Row, Tx
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
 from interlock.waiting import either
+from interlock.worker.call import Workshop
 from interlock.worker.claim import Claimer
 from interlock.worker.drive import Driver
-from interlock.worker.executor import Workshop
 from interlock.worker.flush import Flusher
 from interlock.worker.gate import Gate
 from interlock.worker.held import HeldRun

@@ -12,9 +12,10 @@ from interlock.governance.action import ProposedAction
 from interlock.ids import uuid7
 from interlock.journal import AskKind, StepFold, ask
 from interlock.lifecycle import RunReason, StepEvent, StepState
-from interlock.worker.executor import Call, Failed, describe, prepare, prepare_as, propose_read
+from interlock.worker.call import Call, prepare, prepare_as, propose_read
 from interlock.worker.gate import Deny, Hold, Pass
 from interlock.worker.held import HeldRun
+from interlock.worker.outcome import Failed, describe
 from interlock.worker.receipts import declare, effect_of, over_cap
 from interlock.worker.settle import Settler
 

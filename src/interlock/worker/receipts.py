@@ -11,7 +11,7 @@ from interlock.ids import uuid7
 from interlock.journal import StepFold, encode
 from interlock.lifecycle import ReceiptState, StepEvent
 from interlock.tools import Tool, default_key
-from interlock.worker.executor import Call
+from interlock.worker.call import Call
 from interlock.worker.gate import Pass
 from interlock.worker.held import HeldRun
 

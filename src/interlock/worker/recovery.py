@@ -9,7 +9,8 @@ from interlock.journal import AskKind, EntryType, StepFold, ask
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
 from interlock.store.pool import Row
 from interlock.tools import DidNotHappen, Happened
-from interlock.worker.executor import Call, finish, reconcile
+from interlock.worker.call import Call
+from interlock.worker.executor import finish, reconcile
 from interlock.worker.held import HeldRun
 from interlock.worker.passage import Passage
 from interlock.worker.settle import Settler

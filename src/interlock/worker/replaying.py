@@ -7,8 +7,9 @@ import orjson
 from interlock.definition.flow import declaration
 from interlock.definition.plan import Step
 from interlock.flows import Replay
-from interlock.worker.executor import Workshop, encode_result
+from interlock.worker.call import Workshop
 from interlock.worker.held import HeldRun
+from interlock.worker.output import encode_result
 
 
 def replay_of(run: HeldRun) -> Replay | None:

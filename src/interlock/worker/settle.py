@@ -11,8 +11,10 @@ from interlock.journal import NO_OUTPUT, StepFold
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, StepState
 from interlock.telemetry import metrics
 from interlock.tools import Context
-from interlock.worker.executor import Call, Done, Failed, Interrupted, Outcome, elapsed_ms
+from interlock.worker.call import Call
+from interlock.worker.executor import elapsed_ms
 from interlock.worker.held import HeldRun
+from interlock.worker.outcome import Done, Failed, Interrupted, Outcome
 from interlock.worker.receipts import seal
 from interlock.worker.telling import Teller
 from interlock.worker.trial import end_trial
