@@ -106,6 +106,15 @@ async def test_who_is_cancelled_between_two_parts_of_a_statement_leaves_a_clean_
     await database.close()
 
 
+async def test_who_finds_every_connection_in_use_is_told_so_in_time(url: str) -> None:
+    database = await Database(url, Settings(database_patience_seconds=0.1), size=1).open()
+    async with database.transaction():
+        with pytest.raises(Unavailable, match="all of this process's connections are in use"):
+            await asyncio.wait_for(database.value("any_key"), 5)
+    assert await database.value("any_key") is False
+    await database.close()
+
+
 async def add_tenant(tx: Tx, name: str) -> None:
     await tx.value("create_tenant", None, uuid4(), name, None, 1.0, None, None)
 

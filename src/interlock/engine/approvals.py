@@ -125,7 +125,7 @@ async def edit(
     journal = run.journal or await read_journal(tx, plans, run.row)
     fold = journal.fold_of(approval["step"])
     given = fold.step.input.render(journal.scope_of(fold)) or {}
-    action, decision = await policies.judge_edit(run.row, approval, given, patch, run.now)
+    action, decision = await policies.judge_edit(tx, run.row, approval, given, patch, run.now)
     if decision.answer == policy.Answer.DENY:
         raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")
     stricter = decision.answer == policy.Answer.NEEDS_APPROVAL

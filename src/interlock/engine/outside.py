@@ -69,7 +69,7 @@ def journal_for(row: Row, plan: Any) -> Journal:
 
 
 async def read_journal(tx: Tx | Database, plans: Plans, row: Row, plan: Plan | None = None) -> Journal:
-    plan = plan or await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+    plan = plan or await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"], tx)
     return journal_for(row, plan).replay(entry_of(e) for e in await tx.fetch("journal_of", [row["id"]]))
 
 

@@ -93,11 +93,15 @@ class Policies:
             return None
         return held.policy
 
-    async def current(self, tenant_id: UUID, *, patience: float | None = None) -> Policy:
+    async def current(self, tenant_id: UUID, *, patience: float | None = None, tx: Tx | None = None) -> Policy:
+        """Whoever is in a transaction hands it over, as for `Plans.get`."""
         if (known := self.at_hand(tenant_id)) is not None:
             return known
         held = self._held.get(tenant_id)
-        row = await self._database.row("policy_in_force", tenant_id, patience=patience)
+        if tx is None:
+            row = await self._database.row("policy_in_force", tenant_id, patience=patience)
+        else:
+            row = await tx.row("policy_in_force", tenant_id)
         now, edition = time.monotonic(), self.tools.edition
         if held is not None and row is not None and (row["version"], edition) == (held.version, held.edition):
             held.checked = now
@@ -119,7 +123,7 @@ class Policies:
         return tool.secret if tool is not None else frozenset()
 
     async def judge_edit(
-        self, run: Row, approval: Row, given: Mapping[str, Any], patch: dict[str, Any], now: datetime
+        self, tx: Tx, run: Row, approval: Row, given: Mapping[str, Any], patch: dict[str, Any], now: datetime
     ) -> tuple[ProposedAction, Decision]:
         """The action of an approval with some fields replaced, checked like any input and judged like any action.
 
@@ -140,7 +144,7 @@ class Policies:
             action = tool.propose(arguments, tool.shown(arguments, Veil(self._salts(run["tenant_id"]))), secrets)
         except Terminal as error:
             raise Invalid(str(error), code="ACTION_INVALID") from None
-        current = await self.current(run["tenant_id"])
+        current = await self.current(run["tenant_id"], tx=tx)
         return action, current.decide(action, asker_of(run), circumstances(run, approval["step"], now))
 
     def _compile(self, tenant_id: UUID, row: Row | None) -> Policy:

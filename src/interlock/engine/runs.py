@@ -205,7 +205,7 @@ async def get_to_show(
     row = _visible(await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled), principal, run_id)
     if row["entries"] is None:
         return row, None
-    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
+    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"], tx)
     return row, journal_for(row, plan).replay(entry_of(e) for e in row["entries"])
 
 

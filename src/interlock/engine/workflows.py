@@ -76,13 +76,14 @@ class Plans:
         plan = self.known(tenant_id, name, version) if version is not None else None
         return (version, plan) if version is not None and plan is not None else None
 
-    async def get(self, tenant_id: UUID, name: str, version: int) -> Plan:
-        return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version))[1]
+    async def get(self, tenant_id: UUID, name: str, version: int, tx: Tx | Database | None = None) -> Plan:
+        """Whoever is in a transaction hands it over: one that waits for a second connection may wait for itself."""
+        return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version, tx))[1]
 
-    async def current(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
+    async def current(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
         """The version asked for; else that of the flow in this process, which is published by being used."""
         flow = self._flows.current(name) if version is None else None
-        return await (self.find(tenant_id, name, version) if flow is None else self.publish(tenant_id, flow.plan))
+        return await (self.find(tenant_id, name, version, tx) if flow is None else self.publish(tenant_id, flow.plan))
 
     async def publish(self, tenant_id: UUID, plan: Plan) -> tuple[int, Plan]:
         """What comes with the code: its version for this tenant."""
@@ -97,9 +98,11 @@ class Plans:
         row = await self._database.row("get_workflow", tenant_id, name, None)
         return row is not None and row["created_by"] != _DEPLOYMENT
 
-    async def find(self, tenant_id: UUID, name: str, version: int | None) -> tuple[int, Plan]:
+    async def find(
+        self, tenant_id: UUID, name: str, version: int | None, tx: Tx | Database | None = None
+    ) -> tuple[int, Plan]:
         """The version asked for, or the newest."""
-        row = await self._database.row("get_workflow", tenant_id, name, version)
+        row = await (tx or self._database).row("get_workflow", tenant_id, name, version)
         if row is None:
             which = f"{name} version {version}" if version else name
             raise NotFound(f"no workflow {which}; apply it first", code="WORKFLOW_NOT_FOUND")

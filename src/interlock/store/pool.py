@@ -130,8 +130,9 @@ class Pool:
     ceremony. That of a pool for everybody took as long as a small statement.
     """
 
-    def __init__(self, options: dict[str, Any], size: int) -> None:
+    def __init__(self, options: dict[str, Any], size: int, patience: float | None = None) -> None:
         self._options = options
+        self._patience = patience
         self._room = asyncio.Semaphore(size)
         self._idle: list[Any] = []
         self._all: set[Any] = set()
@@ -141,7 +142,7 @@ class Pool:
         return _Use(self)
 
     async def take(self) -> Any:
-        await self._room.acquire()
+        await self._enter()
         try:
             while self._idle:
                 if not (connection := self._idle.pop()).is_closed():
@@ -155,6 +156,17 @@ class Pool:
             raise
         self._all.add(connection)
         return connection
+
+    async def _enter(self) -> None:
+        """Not for ever: a caller has to hear that there is no connection to be had, whatever holds them all."""
+        if not self._room.locked():
+            await self._room.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._room.acquire()
+        except TimeoutError:
+            raise TimeoutError("all of this process's connections are in use") from None
 
     def give_back(self, connection: Any) -> None:
         self._room.release()
@@ -240,7 +252,7 @@ class Database:
         return self
 
     async def _make_pool(self) -> Pool:
-        pool = Pool(connection_options(self), self._size)
+        pool = Pool(connection_options(self), self._size, self.settings.database_patience_seconds)
         try:
             async with pool.acquire():
                 return pool
