@@ -106,6 +106,34 @@ async def test_who_is_cancelled_between_two_parts_of_a_statement_leaves_a_clean_
     await database.close()
 
 
+async def test_a_transaction_over_a_migration_is_done_again(url: str) -> None:
+    database = await Database(url, Settings(), size=1).open()
+
+    async def look(tx: Tx) -> object:
+        return await tx.row("lock_run", None, uuid4(), uuid4())
+
+    assert await database.command(look) is None
+    outside = await asyncpg.connect(url)
+    await outside.execute("ALTER TABLE run ADD COLUMN from_the_future text")
+    await outside.close()
+    assert await database.command(look) is None
+    await database.close()
+
+
+async def test_a_full_disk_is_waited_for(database: Database) -> None:
+    tries = 0
+
+    async def work(tx: Tx) -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            full = "RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'"
+            await tx.connection.execute(f"DO $$ BEGIN {full}; END $$")
+        return tries
+
+    assert await database.command(work) == 2
+
+
 async def test_who_finds_every_connection_in_use_is_told_so_in_time(url: str) -> None:
     database = await Database(url, Settings(database_patience_seconds=0.1), size=1).open()
     async with database.transaction():

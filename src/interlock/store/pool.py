@@ -30,7 +30,8 @@ class Raced(Exception):
     """Somebody changed between two of our statements what both are about: try the transaction again."""
 
 
-# The server went away, is starting or shutting down, chose us as the victim of a deadlock, or made us wait too long.
+# The server went away, is starting or shutting down, has no room left, chose us as the victim of a deadlock, or made us
+# wait too long; or somebody migrated its tables since the statement was prepared.
 TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -38,12 +39,13 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.ReadOnlySQLTransactionError,  # connected to a replica during a fail-over
+    asyncpg.InvalidCachedStatementError,
     asyncpg.InternalClientError,
     Raced,
     ConnectionError,
