@@ -1,6 +1,7 @@
 """Receipts: one effect, one key, one success; what is in doubt is for people, and what is undone is undone once."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +20,7 @@ from interlock.ids import uuid7
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
 from interlock.telemetry import metrics
-from interlock.tools import Context, DidNotHappen, Happened
+from interlock.tools import Context, DidNotHappen, Happened, Tool
 from interlock.worker import executor, settle
 from interlock.worker.loop import Worker
 
@@ -81,6 +82,21 @@ async def test_a_key_made_of_a_long_argument_is_shortened_and_still_names_one_ef
     keys = [done.rpartition(" ")[0] for done in shop.done]
     assert len(keys) == len(set(keys)) == 2
     assert all(key.startswith("pay:") and len(key) == 255 for key in keys)
+
+
+async def test_what_the_database_has_no_room_for_costs_its_run_and_no_worker(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(str(uuid7()) for _ in range(300))
+    monkeypatch.setattr(sys.modules[Tool.__module__], "_LONGEST_KEY", 10**9)
+    bank(shop)
+    await rig.apply(PAY)
+    run_id = await shop.start(shop.admin, "pay", amount=5, to=text)
+    async with rig.worker() as worker:
+        run = await rig.until(run_id)
+        (only,) = await rig.sql("SELECT id FROM worker")
+        assert worker.me.id == only["id"]
+    assert (run["status"], run["reason"], shop.done) == ("failed", "terminal_error", [])
 
 
 async def test_the_same_effect_wanted_by_another_run_is_answered_by_its_receipt(shop: Shop, rig: Rig) -> None:

@@ -222,5 +222,8 @@ async def was_written(database: Database, connection: Any, me: Me, writes: list[
     return answers
 
 
-# The row itself said no, or it is not even JSON: one write of the batch is wrong, the others are not.
-UNACCEPTABLE = (asyncpg.IntegrityConstraintViolationError, *UNSTORABLE, orjson.JSONEncodeError)
+# The row itself said no, or it is too large for the database, or not even JSON: one write of the batch is wrong, the
+# others are not.
+UNACCEPTABLE = (
+    asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError, *UNSTORABLE, orjson.JSONEncodeError
+)  # fmt: skip
