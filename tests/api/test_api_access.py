@@ -264,3 +264,112 @@ async def test_the_policy_is_the_whole_tenants_and_no_workspace_replaces_it(
     assert refused.code == "FORBIDDEN" and "workspace blue" in str(refused.detail)
     assert (await http.get("/api/policy")).json()["version"] == 0
     assert (await http.put("/api/policy", content=text)).json()["version"] == 1
+
+
+# What is no workspace's: definitions that all of a tenant may read, workers and tenants, which are told to whoever
+# operates them, the senders of deliveries, who have no key, and what a key of a workspace is refused altogether.
+_OF_THE_TENANT = (
+    "/api/agents/{name}", "/api/workflows/{name}", "/api/hooks/", "/api/workers/", "/api/supervisor/", "/api/tenants/",
+    "/api/secrets/",
+)  # fmt: skip
+
+
+async def test_nothing_of_a_workspace_is_there_for_the_key_of_another(
+    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
+) -> None:
+    """Every call that names something, so that a new one has to say whose that is."""
+
+    @rig.tool("bank.pay", writes=True, undo="bank.pay")
+    async def pay() -> None: ...
+
+    async def made(path: str, body: Any) -> Any:
+        answer = await blue.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    run_id, approval_id = await start(blue)
+    async with rig.worker():
+        act = await made("/api/acts?wait=20", {"tool": "bank.pay"})
+    [receipt] = (await blue.get(f"/api/runs/{act['id']}/receipts")).json()["items"]
+    sent = await made("/api/messages", {"content": "hello"})
+    spare = await made("/api/keys", {"name": "spare", "role": "approver"})
+    await made("/api/slack/users", {"team_id": "T1", "user_id": "U1", "key_id": spare["id"]})
+    await made("/api/schedules", {"name": "hourly", "cron": "0 * * * *", "workflow": "gate"})
+    await made("/api/triggers", {"name": "deploy", "slack": {"command": "/deploy"}, "workflow": "gate"})
+    ids = {
+        "run_id": run_id, "approval_id": approval_id, "act_id": act["id"], "receipt_id": receipt["id"],
+        "session_id": sent["session_id"], "key_id": spare["id"], "team_id": "T1", "user_id": "U1",
+        "job_id": (await made("/api/jobs", {"task_description": "all", "workflow": "gate"}))["id"],
+        "webhook_id": (await made("/api/webhooks", {"url": "https://192.0.1.1/", "events": ["run.completed"]}))["id"],
+        "grant_id": (await made("/api/grants", {"tool": "bank.pay", "expires_in": 3600}))["id"],
+    }  # fmt: skip
+    names = {"/api/schedules/": "hourly", "/api/triggers/": "deploy"}
+    bodies = {"resolve": {"outcome": "fail"}, "test": {"payload": {}}}
+    asked = 0
+    for path, verbs in rig.app.openapi()["paths"].items():
+        if "{" not in path or path.startswith(_OF_THE_TENANT):
+            continue
+        name = next((name for start, name in names.items() if path.startswith(start)), None)
+        filled = path.format(**ids, name=name)
+        for verb in verbs:
+            problem(await red.request(verb.upper(), filled, json=bodies.get(path.rpartition("/")[2])), 404)
+            asked += 1
+    assert asked > 40
+    for path in ("runs", "approvals", "sessions", "jobs", "schedules", "triggers", "webhooks", "grants", "events"):
+        assert (await red.get(f"/api/{path}")).json()["items"] == [], path
+    assert (await blue.get(f"/api/runs/{run_id}")).json()["status"] == "waiting_approval"
+
+
+async def test_a_key_of_a_workspace_changes_no_workflow_or_agent_of_others(
+    http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
+) -> None:
+    """Others start them by name, with their own rights: what stands behind a name is theirs to say."""
+    agent = {"name": "helper", "model": "scripted", "script": [{"turns": [{"say": "hi"}]}]}
+    other = {"name": "gate", "steps": [{"id": "ask", "approval": {"tier": "low", "summary": "changed"}}]}
+    own = other | {"name": "own"}
+    for who, path, body, status in [
+        (blue, "workflows", other, 409),  # the tenant's
+        (http, "agents", agent, 201),
+        (blue, "agents", agent | {"description": "changed"}, 409),
+        (blue, "agents", agent, 201),  # the same content changes nothing
+        (blue, "workflows", own, 201),
+        (red, "workflows", own | {"description": "red"}, 409),
+        (blue, "workflows", own | {"description": "blue"}, 201),
+        (http, "workflows", own | {"description": "tenant"}, 201),
+        (blue, "workflows", own | {"description": "again"}, 409),  # it has become the tenant's
+    ]:
+        answer = await who.post(f"/api/{path}", json=body)
+        assert answer.status_code == status, (body, answer.text)
+        if status == 409:
+            assert problem(answer, 409).code == "WORKFLOW_NAME_TAKEN"
+    assert (await http.get("/api/workflows/gate")).json()["version"] == 1
+    # What one call of a tool or an undo is made of is nobody's.
+    for who in (blue, red, http):
+        assert (await who.post("/api/acts?wait=0", json={"tool": "bank.pay"})).status_code == 201
+
+
+async def test_an_event_is_not_shown_to_who_gives_its_name_to_another(
+    rig: Rig, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
+) -> None:
+    event = {"id": "e-1", "type": "bank.settled", "correlation": "ch_1", "payload": {"account": "blue's own"}}
+    assert (await blue.post("/api/events", json=event)).status_code == 202
+    await rig.sql("DELETE FROM idempotency")  # its time is over sooner than the event's
+    again = await blue.post("/api/events", json=event)
+    assert (again.status_code, again.json()["payload"]) == (202, event["payload"])
+    await rig.sql("DELETE FROM idempotency")
+    answer = await red.post("/api/events", json=event | {"payload": None})
+    assert problem(answer, 409).code == "EVENT_EXISTS" and "blue" not in answer.text
+
+
+async def test_an_admin_of_a_workspace_says_who_its_own_people_are_in_slack_and_nobody_elses(
+    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient
+) -> None:
+    own, boss = await rig.person("own", "approver"), await rig.person("boss", "approver")
+    await rig.sql("UPDATE api_key SET workspace_id = 'blue' WHERE id = $1", own.key_id)
+    body = {"team_id": "T1", "user_id": "U1", "key_id": str(own.key_id)}
+    assert (await blue.post("/api/slack/users", json=body)).status_code == 201
+    assert (await http.post("/api/slack/users", json=body | {"key_id": str(boss.key_id)})).status_code == 201
+    answer = await blue.post("/api/slack/users", json=body)
+    assert problem(answer, 409).code == "SLACK_USER_TAKEN"
+    [known] = (await http.get("/api/slack/users")).json()["items"]
+    assert known["name"] == "boss"

@@ -598,6 +598,21 @@ async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: S
     assert "does not know you" in answer.json()["text"]
 
 
+async def test_a_command_of_a_workspace_is_for_its_people_and_starts_runs_there(rig: Rig, slack: Stub) -> None:
+    """Who defined it chose what it starts: that is for their own workspace, whoever types it."""
+    await waiting(rig)
+    blue = rig.http(await rig.key("blue", "operator", workspace_id="blue"))
+    assert (await blue.post("/api/triggers", json=DEPLOY)).status_code == 201
+    red = await join(rig, "red", "U1", "operator")
+    await rig.sql("UPDATE api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
+    answer = await send(rig, "commands", typed("1.3", "U1") | {"command": "/deploy"})
+    assert "run_id" not in answer.json() and "not a command" in answer.json()["text"]
+    await join(rig, "ada", "U2", "operator")
+    answer = await send(rig, "commands", typed("1.3", "U2", "another") | {"command": "/deploy"})
+    run = await rig.run(answer.json()["run_id"])
+    assert (run["workspace_id"], run["trigger"]["ref"]) == ("blue", f"{TEAM}:U2")
+
+
 async def test_a_command_stands_for_one_thing(rig: Rig, slack: Stub) -> None:
     await waiting(rig)
     assert (await rig.http().post("/api/triggers", json=DEPLOY)).status_code == 201

@@ -312,7 +312,7 @@ async def _triggered(found: Services, form: dict[str, str]) -> tuple[Principal, 
     if command in ("", OWN_COMMAND):
         return None
     people = await _people(found, form.get("team_id", ""), form.get("user_id", ""))
-    has = [(p, t) for p in people if (t := await triggers.of_command(found.database, p.tenant_id, command))]
+    has = [each for p in people if (each := await triggers.of_command(found.database, p, command))]
     if len(has) > 1:
         names = ", ".join(person.tenant for person, _ in has)
         raise Invalid(f"{command} stands for something in each of your tenants ({names}); give them other names")

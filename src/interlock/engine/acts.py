@@ -24,6 +24,6 @@ def plan_for(tool: str, args: dict[str, Any]) -> Plan:
 async def start(
     tx: Tx, database: Database, principal: Principal, run_id: UUID, tool: str, args: dict[str, Any], plan: Plan
 ) -> None:
-    row, _ = await workflows.apply(tx, database, principal, plan)
+    row = await workflows.keep(tx, database, principal, plan)
     trigger = {"source": "act", "ref": tool}
     await runs.start_many(tx, database, principal, [NewRun(run_id, plan.name, row["version"], plan, args, trigger)])

@@ -7,6 +7,7 @@ from interlock.engine.outside import open_run, put_back, say
 from interlock.engine.principal import Principal
 from interlock.engine.waits import word_of
 from interlock.engine.workflows import Plans
+from interlock.errors import Conflict
 from interlock.journal import Command, Word
 from interlock.store.pool import Database, Raced, Row, Tx
 from interlock.telemetry import log, metrics
@@ -25,6 +26,10 @@ class NewEvent:
 async def send(tx: Tx, database: Database, plans: Plans, principal: Principal, new: NewEvent) -> Row:
     """The event as it is kept. Had a step waited for it, that step has it now, in the same transaction."""
     if known := await tx.row("get_event", principal.tenant_id, new.id):
+        if principal.workspace_id not in (None, known["workspace_id"]):
+            raise Conflict(
+                f"an event of another workspace is called {new.id}; give yours another id", code="EVENT_EXISTS"
+            )
         return known
     about = (principal.tenant_id, new.type, new.correlation)
     waiting = await tx.row("first_wait", *about, principal.workspace_id)

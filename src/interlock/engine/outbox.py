@@ -213,12 +213,14 @@ async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel
 async def map_slack_user(
     tx: Tx, database: Database, principal: Principal, *, team_id: str, user_id: str, key_id: UUID
 ) -> Row:
+    if not await tx.value("is_key_of_workspace", key_id, principal.tenant_id, principal.workspace_id):
+        raise Conflict(f"key {key_id} is not one of yours, or was revoked", code="KEY_NOT_USABLE")
     row = await tx.row(
         "map_slack_user", database.clock(), principal.tenant_id, team_id, user_id, key_id, principal.actor,
         principal.workspace_id,
     )  # fmt: skip
     if row is None:
-        raise Conflict(f"key {key_id} is not one of yours, or was revoked", code="KEY_NOT_USABLE")
+        raise Conflict(f"Slack user {user_id} acts with a key that is not one of yours", code="SLACK_USER_TAKEN")
     return row
 
 

@@ -44,7 +44,7 @@ async def reverse(
     wanted = {name: f"${{input.{name}}}" for name in given} | secrets
     steps = [{"id": UNDO_STEP, "tool": receipt["undo"], "input": wanted}]
     plan = load({"name": f"undo.{receipt['tool']}".lower(), "steps": steps})
-    row, _ = await workflows.apply(tx, database, principal, plan)
+    row = await workflows.keep(tx, database, principal, plan)
     trigger = {"source": "reversal", "ref": str(receipt_id)}
     new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
     await runs.start_many(tx, database, principal.within(original["workspace_id"]), [new])

@@ -7,7 +7,6 @@ approve what they ask for. If the key is revoked, the trigger starts nothing unt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 import orjson
@@ -250,6 +249,12 @@ def try_out(trigger: Trigger, event: Event) -> dict[str, Any]:
     return {"starts": made is not None, "workflow": trigger.workflow, "input": made, "reason": reason}
 
 
-async def of_command(database: Database, tenant_id: UUID, command: str) -> Trigger | None:
-    row = await database.row("trigger_of_command", tenant_id, command)
-    return load(orjson.loads(row["source"])) if row is not None else None
+async def of_command(database: Database, who: Principal, command: str) -> tuple[Principal, Trigger] | None:
+    """What the command stands for, and whoever typed it as they ask for that: in the trigger's workspace.
+
+    Of another workspace's there is none for them: who defined it chose what it starts, and they would start it.
+    """
+    row = await database.row("trigger_of_command", who.tenant_id, command, who.workspace_id)
+    if row is None:
+        return None
+    return who.within(row["workspace_id"] or who.workspace_id), load(orjson.loads(row["source"]))

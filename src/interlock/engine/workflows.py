@@ -26,7 +26,28 @@ async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) ->
             f"base_url and api_key_env are for whoever operates the workers: a key of tenant {DEFAULT_TENANT}, "
             "of no workspace"
         )
+    # Others start it by its name, with rights of their own: what stands behind that is not for one workspace to say.
+    await tx.value("lock_workflow_name", principal.tenant_id, plan.name)
+    if principal.workspace_id is not None and not await _is_of_workspace(tx, principal, plan):
+        raise Conflict(
+            f"{plan.name} was applied with a key that is not of workspace {principal.workspace_id}; give the "
+            f"{plan.kind} another name, or apply it with a key of the whole tenant", code="WORKFLOW_NAME_TAKEN",
+        )  # fmt: skip
     return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
+
+
+async def _is_of_workspace(tx: Tx, principal: Principal, plan: Plan) -> bool:
+    """Nobody has the name, the newest version is from a key of the same workspace, or nothing would change."""
+    owner = await tx.row("owner_of_workflow", principal.tenant_id, plan.name)
+    if owner is None or owner["workspace_id"] == principal.workspace_id:
+        return True
+    return await tx.row("find_workflow_digest", principal.tenant_id, plan.name, plan.digest) is not None
+
+
+async def keep(tx: Tx, database: Database, principal: Principal, plan: Plan) -> Row:
+    """A plan that was made for one run, and that nobody wrote: the same for whoever asks, under a name of ours."""
+    row, _ = await _publish(tx, database, principal.tenant_id, principal.actor, plan)
+    return row
 
 
 async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: Plan) -> tuple[Row, bool]:

@@ -200,14 +200,20 @@ WITH told AS (
 SELECT pg_notify('interlock_outbox', '')::text FROM told;
 
 -- name: map_slack_user
+-- An admin of a workspace ($7) says it of that one's people, and of nobody who is known by another key.
 INSERT INTO slack_user (tenant_id, team_id, user_id, key_id, created_at, created_by)
-SELECT $2, $3, $4, api_key.id, coalesce($1, now()), $6
-  FROM api_key
- WHERE api_key.id = $5 AND api_key.tenant_id = $2 AND api_key.revoked_at IS NULL
-   AND ($7::text IS NULL OR api_key.workspace_id = $7)
+VALUES ($2, $3, $4, $5, coalesce($1, now()), $6)
 ON CONFLICT (team_id, user_id, tenant_id) DO UPDATE
    SET key_id = excluded.key_id, created_at = excluded.created_at, created_by = excluded.created_by
+ WHERE $7::text IS NULL
+    OR EXISTS (SELECT FROM api_key WHERE api_key.id = slack_user.key_id AND api_key.workspace_id = $7)
 RETURNING *;
+
+-- name: is_key_of_workspace
+SELECT EXISTS (
+  SELECT FROM api_key
+   WHERE id = $1 AND tenant_id = $2 AND revoked_at IS NULL AND ($3::text IS NULL OR workspace_id = $3)
+);
 
 -- name: list_slack_users
 SELECT slack_user.*, api_key.name, api_key.role, api_key.revoked_at

@@ -95,6 +95,13 @@ SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || $2::text, 7));
 -- name: find_workflow_digest
 SELECT * FROM workflow WHERE tenant_id = $1 AND name = $2 AND digest = $3;
 
+-- name: owner_of_workflow
+-- The workspace of the key that applied its newest version: none if it is of the whole tenant, or came with the code.
+SELECT api_key.workspace_id
+  FROM workflow LEFT JOIN api_key ON api_key.id = key_of(workflow.created_by)
+ WHERE workflow.tenant_id = $1 AND workflow.name = $2
+ ORDER BY version DESC LIMIT 1;
+
 -- name: add_workflow_version
 INSERT INTO workflow (tenant_id, name, version, digest, source, created_at, created_by)
 SELECT $2, $3, 1 + coalesce((SELECT max(version) FROM workflow WHERE tenant_id = $2 AND name = $3), 0), $4,

@@ -30,7 +30,8 @@ DELETE FROM trigger USING api_key
 RETURNING trigger.*, api_key.name AS key_name;
 
 -- name: trigger_of_command
-SELECT trigger.name, source FROM trigger WHERE tenant_id = $1 AND command = $2;
+SELECT source, workspace_id FROM trigger
+ WHERE tenant_id = $1 AND command = $2 AND ($3::text IS NULL OR workspace_id IS NULL OR workspace_id = $3);
 
 -- name: trigger_for_delivery
 -- With the key that it acts with, revoked or not.
