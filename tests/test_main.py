@@ -5,10 +5,12 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from interlock.main import announce, run_loop, withdraw
+from interlock.errors import Invalid
+from interlock.main import address_of, announce, listen, run_loop, withdraw
 
 MINE = "http://127.0.0.1:9"
 
@@ -56,3 +58,22 @@ def test_ctrl_c_is_ctrl_c_though_tidying_up_after_it_fails() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_loop(work())
+
+
+def test_a_port_is_one_servers_from_the_moment_that_it_has_it() -> None:
+    """Not only from when it serves: of two that are started at once, one is told."""
+    with listen("127.0.0.1", 0) as first, pytest.raises(Invalid, match="Address already in use"):
+        listen("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("bound", "address"),
+    [
+        (("127.0.0.1", 8420), "http://127.0.0.1:8420"),
+        (("0.0.0.0", 8420), "http://127.0.0.1:8420"),
+        (("::", 8420, 0, 0), "http://127.0.0.1:8420"),
+        (("::1", 8420, 0, 0), "http://[::1]:8420"),
+    ],
+)
+def test_the_address_that_is_told_can_be_called(bound: tuple[Any, ...], address: str) -> None:
+    assert address_of(bound) == address

@@ -291,7 +291,7 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     notary = await _notary(settings, database)
     app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
     console.mount(app)
-    listening = _listen(settings.host, settings.port)
+    listening = listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
     )
@@ -302,9 +302,8 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     proving = asyncio.create_task(prove_forever(database, notary))
     delivering = asyncio.create_task(deliver_forever(database, settings))
     listening_task = asyncio.create_task(_serve(server, listening))
-    host, port = listening.getsockname()[:2]
     try:
-        yield f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+        yield address_of(listening.getsockname())
     finally:
         follower.close()
         sweeping.cancel()
@@ -341,16 +340,27 @@ async def _serve(server: "uvicorn.Server", listening: socket.socket) -> None:
     await server._serve(sockets=[listening])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        # Now, and not when it serves: as long as nobody listens a second server could have the port as well.
+        listening.listen(2048)
     except OSError as error:
+        listening.close()
         raise Invalid(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
     listening.set_inheritable(False)
     return listening
+
+
+def address_of(bound: tuple[Any, ...]) -> str:
+    """Where to call a server that listens there."""
+    host, port = bound[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _announce_key(settings: Settings, key: str) -> None:
