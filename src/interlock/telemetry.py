@@ -90,21 +90,35 @@ class Metrics:
         self.transitions = {
             name: Counter(
                 f"interlock_{name}_transitions",
-                f"Transitions in the table of the {name}.",
+                f"Transitions in the table of the {name}{more}.",
                 ["from_state", "to_state"],
                 registry=r,
             )
-            for name in ("run", "step", "approval", "receipt", "worker", "job", "idempotency")
+            for name, more in (
+                ("run", ""),
+                ("step", " that have an entry of their own; the start of a short one has none"),
+                ("approval", ""),
+                ("receipt", ""),
+                ("worker", ""),
+                ("job", ""),
+                ("idempotency", " record"),
+            )
         }
         self.state_seconds = {
             name: Histogram(
                 f"interlock_{name}_state_seconds",
-                f"How long a {name} was in a state that it left.",
+                f"How long {who} was in a state that it left{more}.",
                 ["state"],
                 buckets=_SECONDS,
                 registry=r,
             )
-            for name in ("worker", "job")
+            for name, who, more in (
+                ("run", "a run", ", measured when that is sealed"),
+                ("step", "a step", " and in which it waited; for running see interlock_step_duration_seconds"),
+                ("approval", "an approval", ""),
+                ("worker", "a worker", ""),
+                ("job", "a job", ""),
+            )
         }
         self.refused = Counter(
             "interlock_refused_transitions", "Transitions that a table does not allow.", ["machine", "state", "event"],

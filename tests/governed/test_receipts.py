@@ -426,8 +426,10 @@ async def test_it_happened_goes_on_with_the_output_that_a_person_gives(shop: Sho
     run = await shop.ended(run_id)
     assert (run["status"], run["result"], len(shop.done)) == ("succeeded", {"paid": 5, "by": "hand"}, 1)
     assert (await _paid(shop, amount=5, to="ada"))["result"] == {"paid": 5, "by": "hand"}
+    refused = metrics.refused.labels("receipt", "succeeded", "fail")._value
+    before = refused.get()
     status, body = await finder.post(_resolve(question), {"outcome": "did_not_happen"})
-    assert (status, body["code"]) == (409, "RECEIPT_RESOLVED")
+    assert (status, body["code"], refused.get() - before) == (409, "RECEIPT_RESOLVED", 1)
 
 
 async def test_it_did_not_happen_does_it_again_with_the_same_key(shop: Shop, rig: Rig) -> None:

@@ -2,28 +2,20 @@
 
 from typing import Any
 
+from interlock.engine.principal import initiator_of
 from interlock.journal import EntryType
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row
 from interlock.wire import Initiator
-
-_SYSTEM = {
-    "system:deadline": Initiator.TIMEOUT,
-    "system:timeout": Initiator.TIMEOUT,
-    "system:policy": Initiator.POLICY,
-}
-
 
 _TOLD = ("initiator", "user", "metadata", "external_event")
 
 
 def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
     actor: str = row["actor"]
-    is_ours = actor.startswith(("system:", "worker:", "run:"))
-    context: dict[str, Any] = {
-        "initiator": _SYSTEM.get(actor, Initiator.SYSTEM if is_ours else Initiator.USER),
-        "user": None if is_ours else actor.rpartition(":")[0],
-    }
+    initiator = initiator_of(actor)
+    somebody = actor.rpartition(":")[0] if initiator is Initiator.USER else None
+    context: dict[str, Any] = {"initiator": initiator, "user": somebody}
     match row["type"]:
         case EntryType.RUN_CREATED:
             told = data.get("trigger") or {}

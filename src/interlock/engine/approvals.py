@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 from interlock.definition.plan import EXPIRES_IN
-from interlock.engine.outside import open_run, put_back, read_journal, say
+from interlock.engine.outside import count_decision, open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
@@ -16,7 +17,7 @@ from interlock.governance import policy
 from interlock.governance.quorum import Question, Refusal, Vote, outcome, refusal
 from interlock.governance.roles import MAY, Permission, roles_with
 from interlock.journal import AskKind, Command, EntryType, Word, encode
-from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptState, Tier
+from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptEvent, ReceiptState, Tier
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
 from interlock.wire import Role
@@ -156,6 +157,10 @@ async def edit(
     return await decide(tx, database, plans, principal, approval_id, approves=True, reason=reason, digest=action.digest)
 
 
+# What a person says of an effect in doubt, as an event of its receipt.
+_FOUND_OUT = {"happened": ReceiptEvent.CONFIRM, "did_not_happen": ReceiptEvent.FAIL, "fail": ReceiptEvent.FAIL}
+
+
 async def resolve_doubt(
     tx: Tx, database: Database, plans: Plans, principal: Principal, receipt_id: UUID, *,
     outcome: str, output: Any = None, reason: str | None = None,
@@ -169,6 +174,7 @@ async def resolve_doubt(
     if receipt is None or run is None or principal.workspace_id not in (None, run["workspace_id"]):
         raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
     if receipt["status"] != ReceiptState.IN_DOUBT:
+        metrics.refused.labels("receipt", receipt["status"], _FOUND_OUT[outcome]).inc()
         raise Conflict(f"the receipt is {receipt['status']}; there is no doubt about it", code="RECEIPT_RESOLVED")
     text = encode(output) if outcome == "happened" else None
     approval = await tx.row("approval_on_receipt", principal.tenant_id, receipt_id)
@@ -233,7 +239,7 @@ async def _resolve(
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
     resolved = await tx.row("resolve_approval", database.clock(), approval["id"], state)
     assert resolved is not None
-    tx.afterwards(metrics.transition("approval", approval["status"], state).inc)
+    tx.afterwards(partial(count_decision, resolved))
     data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason, **(found_out or {})}
     await say(tx, database, run, Word(Command.DECIDE, actor, data, step=approval["step"]))
     return resolved

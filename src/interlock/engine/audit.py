@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from interlock.engine import stays
 from interlock.engine.keyfiles import Signing
 from interlock.governance.chain import (
     GENESIS,
@@ -49,6 +50,7 @@ async def seal(database: Database, key: SigningKey, batch: int = 5000) -> int:
             await asyncio.to_thread(_lengthen, pages, taken, key)
             await _save(tx, list(pages.values()))
             await _note_ended(tx, database, taken)
+            await stays.measure(tx, taken)
         return len(taken)
 
     return await database.command(work)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from interlock.engine.outside import open_run, put_back, say
+from interlock.engine.outside import open_run, put_back, say, woke
 from interlock.engine.workflows import Plans
 from interlock.errors import NotFound
 from interlock.journal import Command, Word, encode
@@ -114,4 +114,6 @@ async def wake_awaiting(
 ) -> int:  # fmt: skip
     """Runs that wait for code that this worker has, and that it can take: those that it leaves others may put back."""
     ours = (list(flows), list(pools), None if tenants is None else list(tenants))
-    return len(await database.fetch("wake_runs", database.clock(), most, actor, *ours))
+    woken = await database.fetch("wake_runs", database.clock(), most, actor, *ours)
+    woke(woken, actor)
+    return len(woken)

@@ -10,12 +10,13 @@ from uuid import UUID, uuid5
 import orjson
 
 from interlock.engine import workers
+from interlock.engine.outside import tell_move
 from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
 from interlock.lifecycle import RunState, WorkerEvent, WorkerState
 from interlock.store.pool import Database, Row, Tx
-from interlock.telemetry import log, metrics
+from interlock.telemetry import detail, log, metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,10 @@ async def claim(
     metrics.claimed.inc(len(runs))
     started = sum(row["fresh"] for row in runs)
     metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc(started)
+    if detail.wanted:
+        for row in runs:
+            if row["fresh"]:
+                tell_move(row["id"], RunState.PENDING, RunState.RUNNING, me.actor)
     # With the batch full a lane may have been cut short without being dry.
     full = len(runs) >= room
     dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]
@@ -141,10 +146,13 @@ def seated(payload: str, me: Me) -> Row | None:
     if given["lease_worker"] != str(me.id):
         return None
     at, deadline = datetime.fromisoformat(given["at"]), given["deadline_at"]
+    run_id = UUID(given["id"])
     metrics.claimed.inc()
     metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc()
+    if detail.wanted:
+        tell_move(run_id, RunState.PENDING, RunState.RUNNING, me.actor)
     return {
-        **_SEATED, **given, "id": UUID(given["id"]), "tenant_id": UUID(given["tenant_id"]), "now": at, "created_at": at,
+        **_SEATED, **given, "id": run_id, "tenant_id": UUID(given["tenant_id"]), "now": at, "created_at": at,
         "started_at": at, "deadline_at": datetime.fromisoformat(deadline) if deadline else None,
     }  # fmt: skip
 
@@ -168,6 +176,7 @@ async def reclaim_lost(database: Database, batch: int = 500) -> int:
     lost = await database.fetch("lose_workers", database.clock(), SWEEP)
     for worker in lost:
         metrics.transition("worker", worker["before"], WorkerState.TERMINATED).inc()
+        metrics.was_in("worker", worker["before"], worker["seconds_before"])
         log.warning("worker_lost", worker=worker["name"], last_heartbeat=worker["heartbeat_at"].isoformat())
     await database.fetch("clear_seats")
     await database.fetch("lose_supervisors", database.clock())

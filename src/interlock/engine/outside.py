@@ -1,5 +1,6 @@
 """Commands from outside a worker: open a run under its row lock, change it, save it, or leave word for its holder."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -11,6 +12,7 @@ import orjson
 from interlock import tracing
 from interlock.definition.plan import UNDO, Plan
 from interlock.engine import receipts, waits
+from interlock.engine.principal import initiator_of
 from interlock.engine.workflows import Plans
 from interlock.errors import NotFound
 from interlock.journal import (
@@ -31,7 +33,7 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, RunEvent, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
 from interlock.telemetry import detail, log, metrics
 
@@ -209,8 +211,16 @@ async def _queue(tx: Tx, row: Row, fresh: bool, lost: bool) -> None:
 
 async def withdraw(tx: Tx, database: Database, run_ids: list[UUID]) -> None:
     """These runs go no further: nobody is asked about their steps, no event is theirs, what was begun is in doubt."""
-    await tx.fetch("withdraw_runs", database.clock(), run_ids)
+    for row in await tx.fetch("withdraw_runs", database.clock(), run_ids):
+        tx.afterwards(partial(count_decision, row))
     await receipts.doubt(tx, run_ids)
+
+
+def count_decision(approval: Row) -> None:
+    """An approval is not asked for any more: people decided, nobody did in time, or its run ended."""
+    metrics.transition("approval", ApprovalState.REQUESTED, approval["status"]).inc()
+    waited: float = (approval["resolved_at"] - approval["requested_at"]).total_seconds()
+    metrics.was_in("approval", ApprovalState.REQUESTED, waited)
 
 
 async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
@@ -263,11 +273,26 @@ def observe(run_id: UUID, workflow: str, entries: list[Entry], row: Any) -> None
 def _tell(run_id: UUID, entries: list[Entry]) -> None:
     """Every transition of a run, and every step that need not be done again after a crash."""
     for e in entries:
-        if e.step is None and e.to_state is not None:
-            log.debug("run_transition", run_id=str(run_id), from_state=e.from_state, to_state=e.to_state, by=e.actor)
+        if e.step is None and e.from_state is not None and e.to_state is not None:
+            tell_move(run_id, e.from_state, e.to_state, e.actor)
         elif e.step is not None and e.to_state in STEP.terminal:
             resumable = e.to_state in SETTLED_WELL
             log.debug("run_checkpoint", run_id=str(run_id), step=e.step, resumable=resumable, **_duration(e))
+
+
+def tell_move(run_id: UUID, before: str, after: str, actor: str) -> None:
+    log.debug(
+        "run_transition", run_id=str(run_id), from_state=before, to_state=after, by=actor, initiator=initiator_of(actor)
+    )
+
+
+def woke(runs: Iterable[Row], actor: str) -> None:
+    """Count and log those that waited; others are only put into the queue."""
+    for row in runs:
+        if row["before"] in (RunState.WAITING_APPROVAL, RunState.WAITING_EXTERNAL):
+            metrics.transition("run", row["before"], RunState.RUNNING).inc()
+            if detail.wanted:
+                tell_move(row["id"], row["before"], RunState.RUNNING, actor)
 
 
 def _duration(entry: Entry) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import orjson
 
 from interlock.errors import Forbidden
 from interlock.governance.roles import MAY, Permission, roles_with
-from interlock.wire import Role
+from interlock.wire import Initiator, Role
 
 # The tenant that was there first: it operates what all of them share.
 DEFAULT_TENANT = "default"
@@ -57,3 +57,17 @@ class Principal:
                 f"a key of role {self.role} may not {permission.doc}; that takes {roles_with(permission)}",
                 role=str(self.role),
             )
+
+
+# What acts by itself stands in journals with one of these names before its own; no key can be called so.
+OURS = ("system", "worker", "run")
+_SYSTEM = {
+    "system:deadline": Initiator.TIMEOUT,
+    "system:timeout": Initiator.TIMEOUT,
+    "system:policy": Initiator.POLICY,
+}
+
+
+def initiator_of(actor: str) -> Initiator:
+    ours = actor.partition(":")[0] in OURS
+    return _SYSTEM.get(actor, Initiator.SYSTEM if ours else Initiator.USER)

@@ -84,4 +84,4 @@ WITH waits AS (
 )
 UPDATE approval SET status = 'canceled', resolved_at = coalesce($1, now())
  WHERE run_id = ANY($2::uuid[]) AND status = 'requested'
-RETURNING announce('approval.resolved', approval, coalesce($1, now()))::text;
+RETURNING status, requested_at, resolved_at, announce('approval.resolved', approval, coalesce($1, now()))::text;

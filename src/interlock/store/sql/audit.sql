@@ -28,6 +28,17 @@ SELECT taken.tenant_id, noted.run_id, noted.seq, e.*
   ) AS e ON true
  ORDER BY taken.id, noted.run_id, noted.seq;
 
+-- name: came_before
+-- Of entries that leave a state: the one that led to it.
+SELECT asked.run_id, asked.seq, came.at, came.to_state
+  FROM unnest($1::uuid[], $2::int[], $3::text[]) AS asked (run_id, seq, step)
+ CROSS JOIN LATERAL (
+   SELECT at, to_state FROM entry
+    WHERE entry.run_id = asked.run_id AND entry.seq < asked.seq AND entry.step IS NOT DISTINCT FROM asked.step
+      AND entry.to_state IS NOT NULL
+    ORDER BY entry.seq DESC LIMIT 1
+ ) AS came;
+
 -- name: last_checkpoints
 SELECT asked.tenant_id AS chain, coalesce($1, now()) AS now, last.*
   FROM unnest($2::uuid[]) AS asked (tenant_id)

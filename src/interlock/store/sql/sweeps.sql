@@ -50,7 +50,7 @@ WITH due AS MATERIALIZED (
             FROM in_order, (SELECT count(*) FROM held) AS _
            ORDER BY side_id NULLS FIRST, tenant_id, capped) AS lanes
 )
-SELECT id, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
+SELECT id, before, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END
   FROM woken, (SELECT count(*) FROM woke) AS _;
 
 -- name: next_due
@@ -79,7 +79,10 @@ WITH silent AS MATERIALIZED (
          CASE WHEN lost.job_id IS NOT NULL THEN jsonb_build_object('released_from', lost.job_id) END
     FROM lost
 )
-SELECT id, name, heartbeat_at, before, pg_notify('interlock_worker', id::text)::text FROM lost;
+SELECT id, name, heartbeat_at, before, pg_notify('interlock_worker', id::text)::text,
+       (SELECT extract(epoch FROM coalesce($1, now()) - max(at))::float8
+          FROM history WHERE subject_id = lost.id AND event IS NOT NULL) AS seconds_before
+  FROM lost;
 
 -- name: clear_seats
 -- Of workers that ended while an append of theirs opened it.
