@@ -69,6 +69,14 @@ async def test_a_key_cannot_revoke_itself(rig: Rig, http: httpx2.AsyncClient) ->
     assert (await http.get("/api/keys")).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["system", "worker", "run", "system:policy"])
+async def test_nobody_is_called_like_what_acts_by_itself(http: httpx2.AsyncClient, name: str) -> None:
+    """In journals it would look as if nobody had done it."""
+    refused = problem(await http.post("/api/keys", json={"name": name, "role": "approver"}), 422)
+    assert (refused.code, name.partition(":")[0] in refused.detail) == ("KEY_NAME_TAKEN", True)
+    assert (await http.post("/api/keys", json={"name": "systems", "role": "viewer"})).status_code == 201
+
+
 async def test_keys_are_stored_as_hashes_only(rig: Rig, http: httpx2.AsyncClient) -> None:
     key = (await http.post("/api/keys", json={"name": "ci", "role": "viewer"})).json()["key"]
     [row] = await rig.sql("SELECT count(*) AS n FROM api_key WHERE api_key::text LIKE '%' || $1 || '%'", key)

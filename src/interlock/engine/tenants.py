@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.errors import Conflict, NotFound, Unauthorized
+from interlock.engine.principal import DEFAULT_TENANT, OURS, Principal
+from interlock.errors import Conflict, Invalid, NotFound, Unauthorized
 from interlock.ids import uuid7
 from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Role
@@ -116,6 +116,11 @@ async def add_key(
     key: str | None = None,
 ) -> tuple[Row, str]:
     """The row, and the key itself: it is shown this once and stored only as a hash."""
+    if name.partition(":")[0] in OURS:
+        raise Invalid(
+            f"{name} is what journals call the engine's own doing ({', '.join(OURS)}); give the key another name",
+            code="KEY_NAME_TAKEN",
+        )
     key = key or new_key()
     row = await tx.row("create_key", database.clock(), uuid7(), tenant_id, workspace_id, name, role, _hash(key), groups)
     if row is None:
