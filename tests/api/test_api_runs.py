@@ -98,6 +98,17 @@ async def test_a_new_run_looks_the_same_when_it_is_asked_for(http: httpx2.AsyncC
         assert (await http.get(f"/api/runs/{run['id']}")).json() == run["raw"]
 
 
+async def test_every_id_is_of_version_7_and_a_steps_stays_its_own(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "fail", input={"x": 1})
+    ids = [run["id"], run["tenant_id"], *(step["id"] for step in run["steps"])]
+    assert {UUID(each).version for each in ids} == {7}
+    assert len(set(ids)) == 5
+    again = (await http.get(f"/api/runs/{run['id']}")).json()
+    other = await start(http, "fail", input={"x": 1})
+    assert [step["id"] for step in again["steps"]] == ids[2:]
+    assert not {step["id"] for step in other["steps"]} & set(ids)
+
+
 async def test_wait_on_a_start_answers_when_the_run_has_ended(
     rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from typing import Any
-from uuid import NAMESPACE_OID, UUID, uuid5
+from uuid import UUID
 
 import orjson
 
@@ -12,6 +12,7 @@ from interlock.engine.jobs import Standing
 from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.runs import NewRun
 from interlock.flows import Flow
+from interlock.ids import within
 from interlock.journal import EntryType, Journal, StepFold
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState
 from interlock.store.pool import Row
@@ -74,7 +75,7 @@ def step_views(journal: Journal) -> list[dict[str, Any]]:
 def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
     key = fold.step.key
     return {
-        "id": uuid5(NAMESPACE_OID, f"{journal.run_id}:{key}"),
+        "id": within(journal.run_id, key),
         "key": key,
         "index": fold.step.index,
         "kind": fold.step.kind,
