@@ -109,6 +109,19 @@ async def test_every_id_is_of_version_7_and_a_steps_stays_its_own(rig: Rig, http
     assert not {step["id"] for step in other["steps"]} & set(ids)
 
 
+async def test_a_run_says_which_states_it_went_through(rig: Rig, http: httpx2.AsyncClient, seen: list[Any]) -> None:
+    run = await start(http, "gate")
+    [held] = run["raw"]["state_history"]
+    assert (held["from_state"], held["event"], held["to_state"]) == ("pending", "hold", "waiting_approval")
+    await post(http, f"/api/runs/{run['id']}/approve")
+    async with rig.worker():
+        done = (await http.get(f"/api/runs/{run['id']}", params={"wait": 20})).json()
+    history = done["state_history"]
+    assert [change["to_state"] for change in history] == ["waiting_approval", "running", "succeeded"]
+    assert (history[-1]["reason"], history[-1]["at"]) == ("completed", done["completed_at"])
+    assert history[-1]["by"].startswith("worker:")
+
+
 async def test_wait_on_a_start_answers_when_the_run_has_ended(
     rig: Rig, http: httpx2.AsyncClient, seen: list[Any]
 ) -> None:
@@ -281,6 +294,11 @@ async def test_cancel_of_a_pending_run_is_done_at_once(rig: Rig, http: httpx2.As
     run = await start(http, "echo", input={"x": 1})
     canceled = await post(http, f"/api/runs/{run['id']}/cancel", reason="never mind")
     assert (canceled["status"], canceled["reason"]) == ("canceled", "canceled_by_user")
+    [change] = canceled["state_history"]
+    assert (change["from_state"], change["event"], change["to_state"]) == ("pending", "cancel", "canceled")
+    assert (change["by"], change["reason"], change["at"]) == (
+        rig.admin.actor, "never mind", canceled["completed_at"],
+    )  # fmt: skip
     events = (await http.get(f"/api/runs/{run['id']}/events")).json()["items"]
     assert events[-1]["data"]["said"] == "never mind"
     assert events[-1]["data"]["actor"].startswith("admin:")

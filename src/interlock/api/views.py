@@ -13,7 +13,7 @@ from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.runs import NewRun
 from interlock.flows import Flow
 from interlock.ids import within
-from interlock.journal import EntryType, Journal, StepFold
+from interlock.journal import Entry, EntryType, Journal, StepFold
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState
 from interlock.store.pool import Row
 from interlock.tools import Tool, default_key
@@ -39,7 +39,17 @@ def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
         view["compensation"] = [
             _step_view(journal, fold) | {"undoes": fold.step.undoes} for fold in journal.compensation
         ]
+        view["state_history"] = [_move_view(move) for move in journal.moves]
     return view
+
+
+def _move_view(move: Entry) -> dict[str, Any]:
+    data = move.data or {}
+    why = data.get("said") or data.get("reason") or data.get("asked")
+    return {
+        "from_state": move.from_state, "event": move.event, "to_state": move.to_state, "reason": why,
+        "by": move.actor, "at": move.at,
+    }  # fmt: skip
 
 
 def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
@@ -51,7 +61,7 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
         "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
         "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None, "steps": step_views(journal),
-        "compensation": [],
+        "compensation": [], "state_history": [],
     }  # fmt: skip
 
 

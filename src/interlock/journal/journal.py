@@ -116,6 +116,7 @@ class Journal:
         "end",
         "ending",
         "failed",
+        "moves",
         "plan",
         "reason",
         "run_id",
@@ -138,6 +139,8 @@ class Journal:
         # How it is to end once all is undone: a reason and an error, or nothing in particular after a cancel.
         self.ending: dict[str, Any] | None = None
         self.seq = 0
+        # From state to state, since it was created.
+        self.moves: list[Entry] = []
         self.steps = {step.key: StepFold(step) for step in plan.steps}
         # What would have to be undone, in the order it was done.
         self.undos: dict[str, StepFold] = {}
@@ -271,6 +274,8 @@ class Journal:
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
         self.status = status
+        if entry.from_state is not None:
+            self.moves.append(entry)
         if entry.event == RunEvent.COMPENSATE:
             self.ending = (entry.data or {})["ending"]
             self._cancel_unsettled(self.steps.values(), entry.at)

@@ -19,7 +19,7 @@ from interlock.wire.approvals import (
     Vote,
 )
 from interlock.wire.audit import AuditEntry, AuditVerdict, Broken, SigningKey, VerifyAudit
-from interlock.wire.grammar import Bare, Body, Id, Name, Page, Problem, Text, View
+from interlock.wire.grammar import Bare, Body, Id, Name, Page, Problem, StateChange, Text, View
 from interlock.wire.notices import (
     Delivery,
     NewSlackUser,
@@ -80,7 +80,6 @@ from interlock.wire.workers import (
     NewWorker,
     Order,
     Progress,
-    StateChange,
     Supervisor,
     Worker,
 )

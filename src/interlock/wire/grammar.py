@@ -5,7 +5,7 @@ from typing import Annotated, Generic, TypeVar
 from uuid import UUID
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 T = TypeVar("T")
 
@@ -71,6 +71,17 @@ class Bare(Body):
     """Nothing is to be said but, if one likes, what the request is called."""
 
     request_id: Name | None = None
+
+
+class StateChange(View):
+    """One transition: when, by whom and why."""
+
+    from_state: str | None = None
+    event: str
+    to_state: str
+    reason: str | None = None
+    by: str
+    at: AwareDatetime
 
 
 class Page(View, Generic[T]):

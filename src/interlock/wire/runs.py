@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt
 
 from interlock.lifecycle import RunReason, RunState, StepState, Term
-from interlock.wire.grammar import Body, Id, Name, Seconds, Text, View, encodable
+from interlock.wire.grammar import Body, Id, Name, Seconds, StateChange, Text, View, encodable
 
 
 class Initiator(Term):
@@ -118,6 +118,8 @@ class Run(View):
     steps: list[Step] = []
     # What it undoes or has undone, in that order: the last thing that it did comes first.
     compensation: list[Compensation] = []
+    # Every state that it went to after `pending`. Who canceled it and why is here: in their words, else as a code.
+    state_history: list[StateChange] = []
 
 
 class Event(View):

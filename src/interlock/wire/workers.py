@@ -6,18 +6,7 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from interlock.lifecycle import JobState, WorkerState
-from interlock.wire.grammar import Body, Id, Name, Text, View, encodable
-
-
-class StateChange(View):
-    """One transition of a worker or a job: when, by whom and why."""
-
-    from_state: str | None = None
-    event: str
-    to_state: str
-    reason: str | None = None
-    by: str
-    at: AwareDatetime
+from interlock.wire.grammar import Body, Id, Name, StateChange, Text, View, encodable
 
 
 class Worker(View):
