@@ -3,7 +3,7 @@
 from tests.console.pages import Browser, text_of
 from tests.rig import Rig
 
-from interlock import FlowContext
+from interlock import Context, FlowContext
 
 
 async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Browser) -> None:
@@ -45,3 +45,19 @@ async def test_steps_of_a_flow_are_no_graph(rig: Rig, admin: Browser) -> None:
     run_id = await rig.start("two")
     await rig.work_until(run_id, "succeeded")
     assert 'class="graph"' not in await admin.get(f"/runs/{run_id}")
+
+
+async def test_an_approved_step_that_worked_at_once_had_one_attempt(rig: Rig, admin: Browser) -> None:
+    told: list[int] = []
+
+    @rig.tool("crm.note", writes=True, risk="med")
+    async def note(ctx: Context) -> None:
+        told.append(ctx.attempt)
+
+    await rig.apply("name: n\nsteps: [{id: note, tool: crm.note}]")
+    run_id = await rig.start("n", who=await rig.person("mira", "operator"))
+    await rig.work_until(run_id, "waiting_approval")
+    await rig.approve(run_id)
+    run = await rig.work_until(run_id, "succeeded")
+    assert (told, run["step"]["note"]["attempt"]) == ([1], 1)
+    assert "attempt 2" not in text_of(await admin.get(f"/runs/{run_id}"))

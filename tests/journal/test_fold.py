@@ -200,6 +200,27 @@ def test_a_reclaimed_step_counts_another_attempt_but_no_failure() -> None:
     assert (entry.attempt, fold.attempt, fold.failures, fold.reclaims) == (2, 2, 0, 1)
 
 
+def test_what_people_held_was_no_attempt() -> None:
+    made = journal("[{id: a, tool: t.do}]")
+    fold = made.steps["a"]
+    made.begin(fold)
+    asked = {"approval_id": "q", "digest": "d"}
+    assert made.move_step(fold, StepEvent.HOLD, actor="w", data=asked).attempt == 1
+    made.move_step(fold, StepEvent.RELEASE, actor="ann")
+    assert fold.attempt == 0
+    made.begin(fold)
+    assert made.move_step(fold, StepEvent.SUCCEED, actor="w", output="1").attempt == 1
+
+
+def test_an_effect_in_doubt_was_an_attempt() -> None:
+    made = journal("[{id: a, tool: t.do}]")
+    fold = made.steps["a"]
+    made.move_step(fold, StepEvent.CLAIM, actor="w", data={"receipt_id": "r"})
+    made.move_step(fold, StepEvent.HOLD, actor="w", data={"approval_id": "q", "digest": "r"})
+    made.move_step(fold, StepEvent.RELEASE, actor="ann")
+    assert fold.attempt == 1
+
+
 def test_a_short_step_began_its_duration_before_its_entry() -> None:
     made = journal("[{id: a, tool: t.do}]")
     done = Entry(3, "step_transition", "w", "a", "running", "succeed", "succeeded", 1, {"duration_ms": 250}, "1")

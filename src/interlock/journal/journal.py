@@ -321,6 +321,8 @@ class Journal:
             case StepEvent.RELEASE:
                 fold.allowed_digest, fold.allowed_policy = fold.asked_digest, fold.asked_policy
                 fold.allowed_demand = fold.asked_demand
+                if not fold.in_doubt:  # the policy held it before anything was tried
+                    fold.attempt -= 1
             case StepEvent.CLAIM:
                 fold.next_run_at = None
                 fold.receipt_id = data.get("receipt_id")
