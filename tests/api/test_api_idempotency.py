@@ -8,6 +8,7 @@ import asyncpg
 import httpx2
 import orjson
 import pytest
+import structlog
 from tests.rig import Rig
 
 from interlock.engine import idempotency, sweeps
@@ -41,6 +42,25 @@ async def test_the_same_key_twice_is_one_run(rig: Rig, http: httpx2.AsyncClient,
     assert first.content == second.content
     assert ("idempotency-replayed" in first.headers, second.headers["idempotency-replayed"]) == (False, "true")
     assert await runs(rig) == 1
+
+
+async def test_a_run_says_under_which_key_it_was_asked_for(rig: Rig, http: httpx2.AsyncClient) -> None:
+    for workflow in ("echo", "gate"):
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(2):
+                headers = {"Idempotency-Key": workflow}
+                answer = await http.post("/api/runs", json={"workflow": workflow}, headers=headers)
+        run = answer.json()
+        key = f"api:{rig.admin.key_id}:{workflow}"
+        assert run["trigger"]["idempotency_key"] == key
+        told = {line["event"]: line for line in logs}
+        assert told["run_created"]["idempotency_key"] == told["idempotency_hit"]["key"] == key
+        created = (await http.get(f"/api/runs/{run['id']}/events")).json()["items"][0]
+        assert created["data"]["trigger"]["idempotency_key"] == key
+    await http.post(f"/api/runs/{run['id']}/cancel")
+    retried = (await http.post(f"/api/runs/{run['id']}/retry", headers={"Idempotency-Key": "again"})).json()
+    assert "idempotency_key" not in retried["trigger"]
+    assert "idempotency_key" not in (await http.post("/api/runs", json={"workflow": "gate"})).json()["trigger"]
 
 
 @pytest.mark.parametrize("workflow", ["echo", "gate"])

@@ -590,6 +590,7 @@ async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: S
         "source": "slack", "ref": f"{TEAM}:U1", "initiator": "user", "user": "somebody",
         "metadata": {"trigger": "deploy", "command": "/deploy", "channel": "C2147483705"},
         "external_event": {"event_type": "/deploy", "source": "slack", "event_id": form["trigger_id"]},
+        "idempotency_key": f"slack:{TEAM}:{form['trigger_id']}",
     }  # fmt: skip
     assert len(await rig.sql("SELECT * FROM run WHERE trigger->>'source' = 'slack'")) == 1
     answer = await send(rig, "commands", typed("", "U1", "another") | {"command": "/deploy"})

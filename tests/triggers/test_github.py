@@ -257,6 +257,7 @@ async def test_a_run_says_how_it_came_to_be(rig: Rig, apply: Apply) -> None:
         "source": "github", "ref": delivery, "initiator": "webhook", "user": "ada",
         "metadata": {"trigger": "hook", "repository": "acme/shop", "number": 7},
         "external_event": {"event_type": "pull_request.opened", "source": "github", "event_id": delivery},
+        "idempotency_key": f"github:{delivery}:hook",
     }  # fmt: skip
     [created] = (await rig.http().get(f"/api/runs/{run_id}/events")).json()["items"]
     assert created["data"]["trigger"] == run["trigger"]

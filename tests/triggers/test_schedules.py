@@ -51,6 +51,7 @@ async def test_a_slot_starts_a_run_with_the_schedules_input(rig: Rig, http: http
     assert run["trigger"] == {
         "source": "schedule", "ref": "clean-up", "initiator": "system", "user": None, "external_event": None,
         "metadata": {"schedule": "clean-up", "slot": "2026-05-01T12:30:00Z"},
+        "idempotency_key": "scheduler:clean-up:2026-05-01T12:30:00Z",
     }  # fmt: skip
     shown = (await http.get("/api/schedules/clean-up")).json()
     assert (shown["last_run_id"], shown["last_slot"]) == (run["id"], "2026-05-01T12:30:00+00:00")

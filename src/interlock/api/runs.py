@@ -32,7 +32,7 @@ from interlock.api.services import (
     uuid_cursor,
 )
 from interlock.api.views import dump, event_view, new_run_answer, new_run_view, run_view
-from interlock.engine import approvals, runs
+from interlock.engine import approvals, idempotency, runs
 from interlock.engine.idempotency import Answer
 from interlock.engine.outside import read_journal
 from interlock.engine.principal import Principal
@@ -86,11 +86,13 @@ async def _started(
 ) -> Response:
     who.require(Permission.START)
     watch = wait + 5 if wait else None
-    new = await _prepare(found, who, request, body, watch, remembered=True)
+    asked = await asked_once(who, request)
+    trigger = _trigger(body, request, asked)
+    new = await _prepare(found, who, body, trigger, watch, remembered=True)
     with found.follower.watching(new.id) as news:
-        response = await _start_at_once(found, who, request, new) if over_cap == "wait" else None
+        response = await _start_at_once(found, who, asked, new) if over_cap == "wait" else None
         if response is None:
-            new = dataclasses.replace(await _prepare(found, who, request, body, watch), id=new.id)
+            new = dataclasses.replace(await _prepare(found, who, body, trigger, watch), id=new.id)
             response = await _start(found, who, request, new, over_cap)
         if not wait or response.status_code != 201:
             return response
@@ -101,23 +103,31 @@ async def _started(
     return _run(*await watched_until_settled(found, who, run_id, wait), 201, response.headers)
 
 
-async def _prepare(
-    found: Services, who: Principal, request: Request, body: StartRun, watch: float | None, *, remembered: bool = False
-) -> runs.NewRun:
+def _trigger(body: StartRun, request: Request, asked: idempotency.Request | None) -> dict[str, Any]:
     trigger = body.trigger.model_dump() if body.trigger else {"source": "api", "ref": None}
+    if asked is not None:
+        trigger["idempotency_key"] = asked.key
     if traceparent := tracing.current() or tracing.accepted(request.headers.get("traceparent")):
         trigger["traceparent"] = traceparent
+    return trigger
+
+
+async def _prepare(
+    found: Services, who: Principal, body: StartRun, trigger: dict[str, Any], watch: float | None, *,
+    remembered: bool = False,
+) -> runs.NewRun:  # fmt: skip
     return await runs.prepare(
         found.plans, who, body.workflow, version=body.version, input=body.input, trigger=trigger,
         deadline_seconds=body.deadline_seconds, watch_seconds=watch, remembered=remembered,
     )  # fmt: skip
 
 
-async def _start_at_once(found: Services, who: Principal, request: Request, new: runs.NewRun) -> Response | None:
+async def _start_at_once(
+    found: Services, who: Principal, asked: idempotency.Request | None, new: runs.NewRun
+) -> Response | None:
     """In one statement. None: nothing started; the long way finds out why."""
     if not runs.starts_alone(new.plan):
         return None
-    asked = await asked_once(who, request)
     answer = await runs.start_once(found.database, who, new, asked, new_run_answer(new, who))
     return None if answer is None else answered(answer)
 

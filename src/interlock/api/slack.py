@@ -286,11 +286,13 @@ async def _start(
     if not form.get("trigger_id"):
         raise Invalid("`trigger_id` is missing: without it a repetition cannot be told from a second command")
     user = f"{form.get('team_id')}:{form.get('user_id')}"
+    key = f"slack:{form.get('team_id')}:{form.get('trigger_id')}"
     command = form.get("command", "")
     context = triggers.context_of(
         "slack", user, Initiator.USER, user=form.get("user_name") or user,
         metadata={**about, "command": command, "channel": form.get("channel_id")},
         external_event={"event_type": command, "source": "slack", "event_id": form.get("trigger_id")},
+        idempotency_key=key,
     )  # fmt: skip
     new = await runs.prepare(found.plans, who, workflow, input=given, trigger=context)
 
@@ -298,7 +300,6 @@ async def _start(
         await runs.start(tx, found.database, who, new)
         return Answer(200, dump({"text": f"Started *{escape(workflow)}*: run `{new.id}`", "run_id": new.id}), new.id)
 
-    key = f"slack:{form.get('team_id')}:{form.get('trigger_id')}"
     digest = idempotency.Request.hash_of(form.get("user_id", ""), command, form.get("text", ""))
     asked = idempotency.Request(who.tenant_id, key, "slack", digest)
     answer = await idempotency.once(found.database, asked, work, problem_answer)

@@ -134,7 +134,8 @@ async def start_once(
 
 
 def _log_creation(tx: Tx | Database, principal: Principal, new: NewRun) -> None:
-    about = {"run_id": str(new.id), "workflow": new.workflow, "tenant": principal.tenant}
+    key = new.trigger.get("idempotency_key")
+    about = {"run_id": str(new.id), "workflow": new.workflow, "tenant": principal.tenant, "idempotency_key": key}
     tx.afterwards(lambda: log.info("run_created", **about))
 
 
@@ -261,9 +262,10 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
                 f"step {receipt['step']} was undone, or is being undone, by run {receipt['reversal_run_id']}; start a "
                 "new run", code="EFFECT_UNDONE", receipt_id=str(receipt["id"]),
             )  # fmt: skip
+    # Another request than the one that started the old run asks for this one.
+    trigger = {name: told for name, told in orjson.loads(old["trigger"]).items() if name != "idempotency_key"}
     new = NewRun(
-        new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"),
-        orjson.loads(old["trigger"]),
+        new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"), trigger,
         before.plan.timeout,
     )  # fmt: skip
     if old["session_id"] is not None:

@@ -153,7 +153,12 @@ async def _runs_for(
 
 def _context(name: str, slot: datetime) -> dict[str, Any]:
     about = {"schedule": name, "slot": written(slot)}
-    return context_of("schedule", name, Initiator.SYSTEM, user=None, metadata=about)
+    key = _key(name, slot)
+    return context_of("schedule", name, Initiator.SYSTEM, user=None, metadata=about, idempotency_key=key)
+
+
+def _key(name: str, slot: datetime) -> str:
+    return f"{_SOURCE}:{name}:{written(slot)}"
 
 
 def written(slot: datetime) -> str:
@@ -166,7 +171,7 @@ async def _start_slots(
     """Those whose key was free."""
     if not news:
         return []
-    asked = {f"{_SOURCE}:{name}:{written(slot)}": (slot, new) for slot, new in news}
+    asked = {_key(name, slot): (slot, new) for slot, new in news}
     requests = {key: Request(who.tenant_id, key, _SOURCE, Request.hash_of(key)) for key in asked}
     ours = await idempotency.begin_many(tx, database, list(requests.values()))
     tx.afterwards(partial(idempotency.count, _SOURCE, "hit", len(asked) - len(ours)))

@@ -122,13 +122,13 @@ async def deliver(database: Database, plans: Plans, to: Receiver, event: Event, 
 
     An event that is ignored leaves no trace: when the trigger was changed it can be delivered again.
     """
-    trigger, who = to.trigger, to.who
+    trigger, who, key = to.trigger, to.who, f"{event.source}:{event.id}:{to.trigger.name}"
     prepared: runs.NewRun | Problem
     try:
         if (reason := trigger.ignores(event)) is not None:
             log.info("delivery_ignored", trigger=trigger.name, event_type=event.name, reason=reason)
             return reason
-        prepared = await _prepare(plans, to, event)
+        prepared = await _prepare(plans, to, event, key)
     except (Problem, Unfit) as error:
         # Raised under the key: a repetition of what went well before must get its answer all the same.
         prepared = error if isinstance(error, Problem) else Invalid(str(error), code="TRIGGER_UNFIT")
@@ -148,13 +148,12 @@ async def deliver(database: Database, plans: Plans, to: Receiver, event: Event, 
         return answer
 
     request = Request(
-        who.tenant_id, f"{event.source}:{event.id}:{trigger.name}", event.source, Request.hash_of(event.type, body),
-        remember_seconds=_REMEMBER_SECONDS,
+        who.tenant_id, key, event.source, Request.hash_of(event.type, body), remember_seconds=_REMEMBER_SECONDS,
     )  # fmt: skip
     return await idempotency.once(database, request, work, patience=_PATIENCE_SECONDS)
 
 
-async def _prepare(plans: Plans, to: Receiver, event: Event) -> runs.NewRun:
+async def _prepare(plans: Plans, to: Receiver, event: Event, key: str) -> runs.NewRun:
     if to.is_revoked:
         raise Conflict(
             f"the key that trigger {to.trigger.name} acts with was revoked; apply it again with another",
@@ -163,7 +162,7 @@ async def _prepare(plans: Plans, to: Receiver, event: Event) -> runs.NewRun:
     context = context_of(
         event.source, event.id, Initiator.WEBHOOK, user=_sender(event),
         metadata={"trigger": to.trigger.name, **_about(event)},
-        external_event={"event_type": event.name, "source": event.source, "event_id": event.id},
+        external_event={"event_type": event.name, "source": event.source, "event_id": event.id}, idempotency_key=key,
     )  # fmt: skip
     return await runs.prepare(plans, to.who, to.trigger.workflow, input=to.trigger.input_for(event), trigger=context)
 

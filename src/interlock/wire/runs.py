@@ -37,6 +37,8 @@ class Trigger(View):
     user: str | None = None
     metadata: dict[str, Any] = {}
     external_event: ExternalEvent | None = None
+    # What the request that started it is known by, if it had a key; `idempotency_hit` in the log names the same.
+    idempotency_key: str | None = None
     # The W3C trace context that came with the request; steps and tools go on with it.
     traceparent: str | None = None
 
