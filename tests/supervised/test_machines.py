@@ -74,6 +74,7 @@ async def test_of_all_pairs_of_worker_states_and_calls_exactly_those_in_the_tabl
             assert (answer.status_code, answer.json()["status"]) == (200, WORKER_TABLE[state, event]), answer.text
             last = answer.json()["state_history"][-1]
             assert (last["from_state"], last["event"], last["to_state"]) == (state, event, WORKER_TABLE[state, event])
+            assert last["reason"] == "because"
         else:
             terminal = state in WORKER.terminal
             code = "WORKER_TERMINAL_STATE" if terminal else "WORKER_INVALID_TRANSITION"

@@ -79,9 +79,10 @@ async def create(request: Request, found: Svc, who: Who, body: NewWorker | None 
 async def start(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
     """Start its process, on a host with a supervisor: `interlock up` is one, `interlock supervise` another."""
     workers.require_supervisor(who)
+    reason = body.reason if body else None
 
     async def work(tx: Tx) -> Answer:
-        return await _answer(tx, await workers.start(tx, found.database, who.actor, worker_id))
+        return await _answer(tx, await workers.start(tx, found.database, who.actor, worker_id, reason=reason))
 
     return await change(found, who, request, work)
 

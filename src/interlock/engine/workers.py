@@ -65,7 +65,9 @@ async def get(tx: Tx | Database, worker_id: UUID) -> Row:
     return _found(await tx.row("get_worker", worker_id), worker_id)
 
 
-async def start(tx: Tx, database: Database, actor: str, worker_id: UUID, *, host: str | None = None) -> Row:
+async def start(
+    tx: Tx, database: Database, actor: str, worker_id: UUID, *, host: str | None = None, reason: str | None = None
+) -> Row:
     """Hand a worker that was asked for to a supervisor, who gives it a process."""
     row = _found(await tx.row("lock_worker", worker_id), worker_id)
     _check(row, WorkerEvent.START)
@@ -77,7 +79,7 @@ async def start(tx: Tx, database: Database, actor: str, worker_id: UUID, *, host
             code="NO_SUPERVISOR",
         )
     await tx.fetch("assign_worker", worker_id, chosen["id"], chosen["host"])
-    return await _move(tx, database, row, WorkerEvent.START, actor, None)
+    return await _move(tx, database, row, WorkerEvent.START, actor, reason)
 
 
 async def order(
