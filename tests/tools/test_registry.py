@@ -169,7 +169,24 @@ def test_a_key_is_rendered_from_the_arguments() -> None:
     assert made(pay).effect_key({"amount": 7}) is None
 
 
-@pytest.mark.parametrize("key", ["{gone}", "{0}", "{to.gone}", "{note:d}", "{amount[0]}", "{"])
+def test_a_key_may_have_the_hash_of_an_argument_or_of_all() -> None:
+    def post(channel: str, body: str, thread_ts: str | None = None) -> None: ...
+
+    found = made(post, key="slack:post:{channel}:{thread_ts}:{body_hash}")
+    keys = {found.effect_key(found.validated({"channel": "C1", "body": text})) for text in ("hi", "hi", "ho")}
+    assert len(keys) == 2 and all(key and key.startswith("slack:post:C1:None:") and "hi" not in key for key in keys)
+    whole = made(post, key="{fields_hash}")
+    assert whole.effect_key({"channel": "C1", "body": "hi"}) != whole.effect_key({"channel": "C2", "body": "hi"})
+
+
+@pytest.mark.parametrize("what", ["key", "target"])
+@pytest.mark.parametrize("template", ["{gone}", "{0}", "{}", "{", "{gone_hash}"])
+def test_a_template_that_names_no_argument_is_refused_where_it_is_written(what: str, template: str) -> None:
+    with pytest.raises(Invalid, match=rf"tool shop\.do: {what} .*(amount, to, note|expected)"):
+        made(pay, **{what: template})
+
+
+@pytest.mark.parametrize("key", ["{to.gone}", "{note:d}", "{amount[0]}"])
 def test_a_key_that_does_not_fit_the_input_is_terminal(key: str) -> None:
     found = made(pay, key=key)
     with pytest.raises(Terminal, match=r"key of shop\.do does not fit its input"):

@@ -150,8 +150,8 @@ async def test_input_that_has_no_value_is_terminal_and_names_the_expression(benc
 
 
 async def test_a_key_that_does_not_fit_is_terminal(bench: Bench) -> None:
-    @bench.tool(key="{gone}")
-    async def do() -> None: ...
+    @bench.tool(key="{value.gone}")
+    async def do(value: int = 1) -> None: ...
 
     assert not (await bench.failure()).retryable
 

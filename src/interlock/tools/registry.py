@@ -3,11 +3,13 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -114,8 +116,7 @@ class Tool:
         if self.secret:
             arguments = {**arguments, **{name: (shown or {}).get(name, MARK) for name in self.secret}}
         try:
-            # {fields_hash} stands for all of the input, as in sn:incident:update:{instance}:{sys_id}:{fields_hash}
-            return template.format(**arguments, fields_hash=_fields_hash(arguments))
+            return template.format_map(_Filling(arguments))
         except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise Terminal(f"{what} of {self.name} does not fit its input: {error}") from None
 
@@ -132,8 +133,39 @@ class DidNotHappen:
     """What `reconcile` returns when the effect did not take place: it may safely be done."""
 
 
-def _fields_hash(arguments: dict[str, Any]) -> str:
-    return sha256(to_json(arguments)).hexdigest()[:16]
+_HASH = "_hash"
+_ALL_FIELDS = "fields" + _HASH
+
+
+class _Filling(dict[str, Any]):
+    """What a template may name: the arguments, the hash of one, or that of all.
+
+    As in sn:incident:update:{instance}:{sys_id}:{fields_hash} and slack:post:{channel}:{thread_ts}:{body_hash}.
+    """
+
+    def __missing__(self, name: str) -> str:
+        if name == _ALL_FIELDS:
+            return _hash_of(dict(self))
+        if not name.endswith(_HASH):
+            raise KeyError(name)
+        return _hash_of(self[name.removesuffix(_HASH)])
+
+
+def _hash_of(value: Any) -> str:
+    return sha256(to_json(value)).hexdigest()[:16]
+
+
+def _check_template(name: str, what: str, template: str | None, arguments: Collection[str]) -> None:
+    """A name that is in none of its calls would fail all of them."""
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(template or "") if field is not None]
+    except ValueError as error:
+        raise Invalid(f"tool {name}: {what} cannot be read ({error}); expected a text like pay:{{amount}}") from None
+    for field_ in fields:
+        named = re.split(r"[.\[]", field_)[0]
+        if named not in (*arguments, _ALL_FIELDS, *(argument + _HASH for argument in arguments)):
+            its = f"its arguments are {', '.join(arguments)}" if arguments else "it has no arguments"
+            raise Invalid(f"tool {name}: {what} names {named!r}; {its} (NAME{_HASH}: of one, {_ALL_FIELDS}: of all)")
 
 
 class Registry:
@@ -203,6 +235,8 @@ def tool(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         model, wants_context, secret = _arguments(name, function)
+        for what, template in (("key", key), ("target", target)):
+            _check_template(name, what, template, model.model_fields)
         (register or registry).add(
             Tool(
                 name=name,
