@@ -24,7 +24,9 @@ class Settings(BaseSettings):
     tools: str = Field("", description="Python files or modules with `@tool`s and `@flow`s, comma-separated.")
     mcp: Path | None = Field(None, description="The file with the MCP servers; else mcp.json in the data.")
     bootstrap_key: str | None = Field(
-        None, min_length=16, description="Becomes the admin key of tenant `default` if no key exists yet."
+        None,
+        min_length=16,
+        description="Becomes the admin key of tenant `default` if no key exists yet; 16 characters or more.",
     )
 
     lease_seconds: PositiveFloat = Field(
