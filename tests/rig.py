@@ -21,7 +21,7 @@ from interlock.engine import approvals, audit, evidence, jobs, leases, runs, ten
 from interlock.engine.evidence import Notary
 from interlock.engine.keyfiles import Salts, Signing
 from interlock.engine.leases import reclaim_lost
-from interlock.engine.outside import read_journal
+from interlock.engine.outside import journal_to_show
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.integrations.artifacts import Artifacts
@@ -295,7 +295,7 @@ class Rig:
 
     async def run(self, run_id: UUID) -> dict[str, Any]:
         row = await self.database.pool.fetchrow("SELECT * FROM run WHERE id = $1", run_id)
-        view = run_view(row, await read_journal(self.database, self.plans, row))
+        view = run_view(row, await journal_to_show(self.database, self.plans, row))
         return view | {"step": {step["key"]: step for step in view["steps"]}}
 
     async def journal(self, run_id: UUID) -> list[str]:

@@ -8,7 +8,8 @@ Problem                    anything that is answered as application/problem+json
 ├── NotFound       404     it does not exist, or belongs to another tenant
 ├── MethodNotAllowed 405   the path is there and is asked for in another way; it says in which
 ├── Conflict       409     it is in the wrong state; it says which, and what is allowed
-│   └── InvalidTransition
+│   ├── InvalidTransition
+│   └── Unreadable         … this version of Interlock cannot read what is stored
 ├── LeaseLost      409     somebody else holds the run now; nothing was changed
 ├── TooLarge       413     the body is over the limit
 ├── RateLimited    429     the tenant's runs of this minute are taken, and the caller would not wait
@@ -100,6 +101,10 @@ class InvalidTransition(Conflict):
             allowed_states=[str(a) for a in allowed_states],
         )
         self.machine = machine
+
+
+class Unreadable(Conflict):
+    title, code = "What is stored cannot be read", "UNREADABLE"
 
 
 class LeaseLost(Conflict):

@@ -8,10 +8,11 @@ import pytest
 
 from interlock import FlowContext
 from interlock.engine import jobs, leases, workers
+from interlock.engine.workflows import Plans
 from interlock.errors import Invalid, InvalidTransition, Terminal
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
-from interlock.store.pool import Tx
+from interlock.store.pool import Database, Row, Tx
 from tests.rig import Rig
 from tests.supervised.conftest import Shop, until
 from tests.supervised.oracles import nobody_served_two_jobs, reservations
@@ -330,6 +331,26 @@ async def test_a_canceling_run_of_an_ended_job_is_finished_by_any_worker(shop: S
     async with rig.worker():
         assert (await rig.until(claimed["id"]))["status"] == "canceled"
     await nothing_leaks(rig)
+
+
+async def test_a_run_that_cannot_be_canceled_keeps_no_other_of_its_job_from_it(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shop.silent_worker()
+    job_id = await shop.job(runs=7)
+    await rig.sweep()
+    bad, *good = [run["id"] for run in await runs_of(rig, job_id)]
+    cancel = jobs._cancel_run
+
+    async def cancel_run(database: Database, plans: Plans, row: Row) -> None:
+        if row["id"] == bad:
+            raise ValueError("a bug")
+        await cancel(database, plans, row)
+
+    monkeypatch.setattr(jobs, "_cancel_run", cancel_run)
+    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.sweep()
+    assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] == "canceled"} == set(good)
 
 
 async def test_the_tenants_cap_counts_the_runs_of_its_jobs(rig: Rig, shop: Shop) -> None:

@@ -34,7 +34,7 @@ from interlock.api.services import (
 from interlock.api.views import dump, event_view, new_run_answer, new_run_view, run_view
 from interlock.engine import approvals, idempotency, runs
 from interlock.engine.idempotency import Answer
-from interlock.engine.outside import read_journal
+from interlock.engine.outside import journal_to_show, read_journal
 from interlock.engine.principal import Principal
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
@@ -284,7 +284,7 @@ def _is_settled(row: Row) -> bool:
 
 
 async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answer:
-    view: dict[str, Any] = run_view(row, await read_journal(tx, found.plans, row))
+    view: dict[str, Any] = run_view(row, await journal_to_show(tx, found.plans, row))
     return Answer(status, dump(view), row["id"])
 
 

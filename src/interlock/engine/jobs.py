@@ -219,7 +219,7 @@ async def _allocate_next(database: Database, plans: Plans) -> bool:
     if following is None or following["free"] < following["worker_count"]:
         return False
     # Before the transaction: in it we would wait for a second connection, and others for ours.
-    plan = await plans.get(following["tenant_id"], following["workflow"], following["workflow_version"])
+    _, plan = await plans.to_start(following["tenant_id"], following["workflow"], following["workflow_version"])
     return await database.command(partial(_allocate, database, following["id"], plan))
 
 
@@ -268,15 +268,17 @@ async def cancel_runs(database: Database, plans: Plans) -> int:
     """Runs of jobs that were canceled. One transaction each: a bad row stops no other."""
     total = 0
     while found := await database.fetch("runs_of_ended_jobs", _BATCH):
+        failed = 0
         for begin in range(0, len(found), _AT_ONCE):
             some = found[begin : begin + _AT_ONCE]
             done = await asyncio.gather(*(_cancel_run(database, plans, row) for row in some), return_exceptions=True)
             for error in done:
                 if isinstance(error, BaseException):
                     log.error("job_cancel_failed", exc_info=error)
-            if any(isinstance(error, BaseException) for error in done):
-                return total
-        total += len(found)
+                    failed += 1
+        total += len(found) - failed
+        if failed:
+            break  # until the next time: they would be found again at once
     return total
 
 

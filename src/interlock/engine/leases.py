@@ -166,6 +166,16 @@ async def leases_of(connection: Tx, now: datetime | None, me: Me) -> list[Row]:
     return await connection.fetch("leases_of", now, me.id)
 
 
+async def hand_back(database: Database, me: Me, run_id: UUID, token: int) -> None:
+    """For another worker, which may be able to go on with it; nothing if it is not ours any more."""
+    await database.fetch("hand_back", me.id, run_id, token)
+
+
+async def claims_in_vain(database: Database, run_id: UUID, token: int) -> int:
+    vain: int = await database.value("claims_in_vain", run_id, token)
+    return vain
+
+
 def label_lane(tenant_id: UUID, label: str) -> UUID:
     """The id of a tenant's lane for a label."""
     return uuid5(tenant_id, label)

@@ -13,12 +13,14 @@ from interlock import tracing
 from interlock.definition.plan import UNDO, Plan
 from interlock.engine import receipts, waits
 from interlock.engine.principal import initiator_of
-from interlock.engine.workflows import Plans
-from interlock.errors import NotFound
+from interlock.engine.workflows import Plans, unread
+from interlock.errors import NotFound, Unreadable
 from interlock.journal import (
+    ENGINE,
     Ask,
     Command,
     Entry,
+    EntryType,
     Journal,
     Leave,
     Next,
@@ -33,23 +35,22 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, RunEvent, RunState
+from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, RunEvent, RunReason, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
 from interlock.telemetry import detail, log, metrics
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run under its row lock. `journal` is None if a worker holds it: then only its inbox may be written to."""
+    """A run under its row lock. `journal` is None if a worker holds it, or has to: then only its inbox is written to.
+
+    One has to if there is unread mail, or if this process cannot read the run.
+    """
 
     row: Row
     now: datetime
     journal: Journal | None
     queued: Row | None
-
-    @property
-    def is_held(self) -> bool:
-        return self.journal is None
 
     @property
     def status(self) -> RunState:
@@ -72,7 +73,27 @@ def journal_for(row: Row, plan: Any) -> Journal:
 
 async def read_journal(tx: Tx | Database, plans: Plans, row: Row, plan: Plan | None = None) -> Journal:
     plan = plan or await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"], tx)
-    return journal_for(row, plan).replay(entry_of(e) for e in await tx.fetch("journal_of", [row["id"]]))
+    return replayed(row, plan, await tx.fetch("journal_of", [row["id"]]))
+
+
+def replayed(row: Row, plan: Plan, entries: Iterable[Row]) -> Journal:
+    try:
+        return journal_for(row, plan).replay(entry_of(e) for e in entries)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise Unreadable(
+            f"the journal of run {row['id']} cannot be read by this version of Interlock: {why}"
+        ) from error
+
+
+async def journal_to_show(tx: Tx | Database, plans: Plans, row: Row, entries: Iterable[Row] | None = None) -> Journal:
+    """Without its steps if they cannot be read: what became of the run stands in its row."""
+    try:
+        plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"], tx)
+        return replayed(row, plan, await tx.fetch("journal_of", [row["id"]]) if entries is None else entries)
+    except Unreadable as error:
+        log.warning("run_unreadable", run_id=str(row["id"]), error=error.detail)
+        return journal_for(row, unread(row["workflow"]))
 
 
 async def open_run(
@@ -88,8 +109,17 @@ async def open_run(
         raise Raced("the run went into the queue meanwhile")
     # A lost worker may have left mail unread. What it says comes first, so the next holder applies both.
     held = row["lease_worker"] is not None or row["inbox"] > 0
-    journal = None if held else await read_journal(tx, plans, row)
+    journal = None if held else await _read_if_possible(tx, plans, row)
     return OpenRun(row, row["now"], journal, queued)
+
+
+async def _read_if_possible(tx: Tx, plans: Plans, row: Row) -> Journal | None:
+    """A worker may be able to read what this process cannot, and sees to it if none is."""
+    try:
+        return await read_journal(tx, plans, row)
+    except Unreadable as error:
+        log.warning("run_unreadable", run_id=str(row["id"]), error=error.detail)
+        return None
 
 
 async def put_back(tx: Tx, run: OpenRun) -> Row:
@@ -101,11 +131,30 @@ async def put_back(tx: Tx, run: OpenRun) -> Row:
 
 async def say(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
     """Apply a word at once if nobody holds the run, else put it into the inbox. Returns the run's row afterwards."""
+    if run.journal is None and run.row["lease_worker"] is None:
+        return await _leave_to_a_worker(tx, database, run, word)
     if run.journal is None:
-        await put_back(tx, run)
-        return await _post(tx, database, run, word)
+        status = RunState.CANCELING if word.command == Command.CANCEL else run.status
+        return await _post(tx, database, run, word, status)
     apply_word(run.journal, word, in_flight=False)
     return await move_on(tx, database, run)
+
+
+async def _leave_to_a_worker(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
+    """Nobody holds the run, and it has unread mail or cannot be read here: whoever claims it reads this too."""
+    status, seq, now = run.status, run.row["seq"], database.clock()
+    if word.command == Command.CANCEL:
+        status = RunState.CANCELING
+    elif status in (RunState.WAITING_APPROVAL, RunState.WAITING_EXTERNAL):
+        seq, status = seq + 1, RunState.RUNNING
+        entry = Entry(
+            seq, EntryType.RUN_TRANSITION, ENGINE, from_state=run.status, event=RunEvent.RESUME, to_state=status
+        )
+        await _append(tx, database, run.row, [entry])
+    await tx.row("move_run", now, run.row["id"], status, None, None, None, None, seq)
+    row = await _post(tx, database, run, word, status)
+    await _queue(tx, run.row, status == RunState.PENDING, run.queued["lost"] if run.queued else False)
+    return row
 
 
 async def move_on(tx: Tx, database: Database, run: OpenRun) -> Row:
@@ -165,13 +214,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
     assert journal is not None
     now = database.clock()
     entries = [*journal.take_unsaved(), *([leave.entry] if leave.entry else ())]
-    await tx.fetch(
-        "append_from_outside", now, run.row["id"], run.row["tenant_id"],
-        [e.seq for e in entries], [e.type for e in entries], [e.step for e in entries],
-        [e.from_state for e in entries], [e.event for e in entries], [e.to_state for e in entries],
-        [e.attempt for e in entries], [e.actor for e in entries],
-        [encode(e.data) if e.data else None for e in entries], [e.output for e in entries],
-    )  # fmt: skip
+    await _append(tx, database, run.row, entries)
     row = await tx.row(
         "move_run",
         now,
@@ -204,6 +247,34 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
     return row
 
 
+async def _append(tx: Tx, database: Database, row: Row, entries: list[Entry]) -> None:
+    await tx.fetch(
+        "append_from_outside", database.clock(), row["id"], row["tenant_id"],
+        [e.seq for e in entries], [e.type for e in entries], [e.step for e in entries],
+        [e.from_state for e in entries], [e.event for e in entries], [e.to_state for e in entries],
+        [e.attempt for e in entries], [e.actor for e in entries],
+        [encode(e.data) if e.data else None for e in entries], [e.output for e in entries],
+    )  # fmt: skip
+
+
+async def give_up(tx: Tx, database: Database, row: Row, actor: str, why: str) -> None:
+    """Nobody can read the run: it ends with that, whatever was said to it. What it did is not undone."""
+    queued = await tx.row("unqueue_run", row["tenant_id"], row["id"])
+    now = await tx.row("lock_run", database.clock(), row["tenant_id"], row["id"])
+    assert now is not None
+    journal = journal_for(now, unread(now["workflow"]))
+    journal.status = RunState(now["status"])
+    run = OpenRun(now, now["now"], journal, queued)
+    if now["lease_worker"] is not None or journal.status in RUN.terminal:
+        await put_back(tx, run)  # somebody else is at it, or was
+        return
+    journal.seq = await tx.value("last_seq", row["id"])
+    await tx.fetch("forget_mail", row["id"])
+    error = {"type": "Unreadable", "message": why, "code": "RUN_RESUME_FAILED"}
+    await save(tx, database, run, conclude(journal, Settle(RunEvent.FAIL, RunReason.RESUME_FAILED, error), actor=actor))
+    await tx.fetch("stop_children", database.clock(), [row["id"]])
+
+
 async def _queue(tx: Tx, row: Row, fresh: bool, lost: bool) -> None:
     capped = row["workflow"] if row["capped"] else None
     await tx.fetch("queue_run", row["tenant_id"], row["id"], fresh, lost, capped)
@@ -223,10 +294,7 @@ def count_decision(approval: Row) -> None:
     metrics.was_in("approval", ApprovalState.REQUESTED, waited)
 
 
-async def _post(tx: Tx, database: Database, run: OpenRun, word: Word) -> Row:
-    status = run.row["status"]
-    if word.command == Command.CANCEL:
-        status = RunState.CANCELING
+async def _post(tx: Tx, database: Database, run: OpenRun, word: Word, status: RunState) -> Row:
     row = await tx.row(
         "post_to_inbox", database.clock(), run.row["id"], word.command, word.step, word.actor, encode(word.data), status
     )

@@ -16,8 +16,7 @@ from interlock.engine import sessions
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, count, says_in_flight
 from interlock.engine.outside import (
     OpenRun,
-    entry_of,
-    journal_for,
+    journal_to_show,
     move_on,
     open_run,
     put_back,
@@ -62,10 +61,15 @@ async def prepare(
     deadline_seconds: float | None = None,
     watch_seconds: float | None = None,
     remembered: bool = False,
+    unread: bool = False,
 ) -> NewRun:
-    """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`."""
+    """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`.
+
+    With `unread` it is started also if its definition cannot be read here: see `Plans.to_start`.
+    """
     newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
-    found, plan = newest or await plans.current(principal.tenant_id, workflow, version)
+    find = plans.to_start if unread else plans.current
+    found, plan = newest or await find(principal.tenant_id, workflow, version)
     trigger = trigger or {"source": "api", "ref": None}
     deadline = deadline_seconds if deadline_seconds is not None else plan.timeout
     return NewRun(uuid7(), workflow, found, plan, input, trigger, deadline, watch_seconds, newest is not None)
@@ -206,8 +210,7 @@ async def get_to_show(
     row = _visible(await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled), principal, run_id)
     if row["entries"] is None:
         return row, None
-    plan = await plans.get(row["tenant_id"], row["workflow"], row["workflow_version"], tx)
-    return row, journal_for(row, plan).replay(entry_of(e) for e in row["entries"])
+    return row, await journal_to_show(tx, plans, row, row["entries"])
 
 
 def _visible(row: Row | None, principal: Principal, run_id: UUID) -> Row:

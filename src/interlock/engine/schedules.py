@@ -121,7 +121,7 @@ async def _start_one(database: Database, plans: Plans, row: Row) -> int:
     slots = cron.due(row["next_at"], row["now"], Missed(row["missed"]), _MOST_SLOTS)
     try:
         news = await _runs_for(plans, who, row, slots)
-    except (Forbidden, NotFound) as problem:
+    except (Forbidden, NotFound, Conflict) as problem:
         return await _give_up(database, row, problem)
     # Behind the batch if there is more of it, else behind now: what was left out stays left out.
     whole = len(slots) == _MOST_SLOTS
@@ -147,7 +147,7 @@ async def _runs_for(
     who.require(Permission.START)
     if not slots:
         return []
-    one = await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]))
+    one = await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]), unread=True)
     return [(slot, replace(one, id=uuid7(), trigger=_context(row["schedule"], slot))) for slot in slots]
 
 

@@ -168,7 +168,7 @@ async def _start_next(database: Database, plans: Plans, row: Row, tx: Tx) -> Non
     message = await tx.row("next_message", row["id"])
     if message is None or await tx.value("active_run_of_session", row["id"]):
         return  # somebody else was faster
-    version, plan = await plans.current(row["tenant_id"], session["agent"], None, tx)
+    version, plan = await plans.to_start(row["tenant_id"], session["agent"], None, tx)
     await _begin(tx, database, session, message, version, plan)
 
 

@@ -8,11 +8,12 @@ import orjson
 
 from interlock.definition.agent import is_agent, load_agent
 from interlock.definition.flow import load_flow
-from interlock.definition.plan import Plan
+from interlock.definition.plan import OnReject, Plan
 from interlock.definition.workflow import load
 from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.errors import Conflict, Forbidden, NotFound
+from interlock.errors import Conflict, Forbidden, NotFound, Unreadable
 from interlock.store.pool import Database, Row, Tx
+from interlock.telemetry import log
 from interlock.tools import Registry, registry
 
 _DEPLOYMENT = "system:deployment"
@@ -74,6 +75,22 @@ def kind_of(source: Mapping[str, Any]) -> str:
 _LOAD: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = {"agent": load_agent, "flow": load_flow, "workflow": load}
 
 
+def _read(row: Row) -> Plan:
+    """What one version of Interlock accepted another may not: whatever is wrong with it is no fault of who asks."""
+    source = orjson.loads(row["source"])
+    try:
+        return _LOAD[kind_of(source)](source)
+    except Exception as error:
+        which = f"{row['name']} version {row['version']}"
+        why = f"{which} cannot be read by this version of Interlock; apply it anew: {error}"
+        raise Unreadable(why, version=row["version"]) from error
+
+
+def unread(name: str) -> Plan:
+    """One whose steps are not known here."""
+    return Plan(name, "", OnReject.FAIL, None, (), {}, "", flow="")
+
+
 class Plans:
     """Plans by tenant, name and version. A version never changes, so what is here is right for ever."""
 
@@ -106,6 +123,14 @@ class Plans:
         flow = self._flows.current(name) if version is None else None
         return await (self.find(tenant_id, name, version, tx) if flow is None else self.publish(tenant_id, flow.plan))
 
+    async def to_start(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
+        """For runs that nobody waits for here. What cannot be read is started too: whoever claims it sees to that."""
+        try:
+            return await self.current(tenant_id, name, version, tx)
+        except Unreadable as error:
+            log.warning("workflow_unreadable", workflow=name, error=error.detail)
+            return error.fields["version"], unread(name)
+
     async def publish(self, tenant_id: UUID, plan: Plan) -> tuple[int, Plan]:
         """What comes with the code: its version for this tenant."""
         known = self._published.get((tenant_id, plan.digest))
@@ -132,8 +157,7 @@ class Plans:
             if len(self._plans) >= self._MOST:
                 self._plans.clear()
                 self._newest.clear()
-            source = orjson.loads(row["source"])
-            self._plans[key] = _LOAD[kind_of(source)](source)
+            self._plans[key] = _read(row)
         if version is None:
             self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]

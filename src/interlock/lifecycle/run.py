@@ -38,7 +38,10 @@ class RunReason(Term):
     TIMED_OUT = "timed_out", "The run's deadline passed."
     EXTERNAL_TIMEOUT = "external_timeout", "An outside event did not come in time."
     ORPHANED = "orphaned", "A step's worker was lost again and again."
-    RESUME_FAILED = "resume_failed", "It could not be resumed safely after a crash."
+    RESUME_FAILED = (
+        "resume_failed",
+        "It could not be resumed safely after a crash, or what is stored of it cannot be read.",
+    )
     COMPENSATION_FAILED = "compensation_failed", "What it had done could not all be undone."
     CAP_EXCEEDED = "cap_exceeded", "It went over one of its tenant's caps."
     CANCELED_BY_USER = "canceled_by_user", "An operator canceled it."

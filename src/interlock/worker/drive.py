@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from interlock import tracing
 from interlock.definition.plan import StepKind
-from interlock.engine import inbox
-from interlock.engine.append import Write
-from interlock.engine.outside import entry_of, journal_for
-from interlock.errors import LeaseLost, Unavailable
+from interlock.engine import inbox, leases
+from interlock.engine.outside import give_up, replayed
+from interlock.errors import LeaseLost, Unavailable, Unreadable
 from interlock.flows import Replay
 from interlock.journal import (
     TIMED_OUT,
@@ -44,6 +43,10 @@ from interlock.worker.trial import end_trial, stand_trial
 
 if TYPE_CHECKING:
     from interlock.worker.loop import Worker
+
+
+# How often a run that cannot be read is claimed before it is given up.
+_MOST_READERS = 20
 
 
 class Driver:
@@ -85,6 +88,8 @@ class Driver:
         except Unacceptable as error:
             await self._interrupt()
             await self._give_up(str(error))
+        except Unreadable as error:
+            await self._put_aside(error)
         except Unavailable:
             raise  # nothing was begun: the worker takes its leases up again
         except Exception as error:
@@ -102,7 +107,7 @@ class Driver:
         run = self.run
         plan = await self._worker.plan_of(run.row)
         run.lease.capped = plan.max_concurrency is not None
-        run.journal = journal_for(run.row, plan)
+        run.journal = replayed(run.row, plan, ())
         given = run.journal.scope.trigger.get("traceparent")
         run.traceparent = given if tracing.spans is None else tracing.run_traceparent(run.lease.run_id, given)
         if run.row["fresh"] and run.row["seq"] == 2:
@@ -113,7 +118,7 @@ class Driver:
             return
         entries = await self._worker.database.fetch("journal_of", [run.lease.run_id], patience=float("inf"))
         self._refuse_to_act_for_another(entries)
-        run.journal.replay(entry_of(e) for e in entries)
+        run.journal = replayed(run.row, plan, entries)
         if entries:
             run.not_before(entries[-1]["at"])
         self._undoing = run.journal.is_undoing
@@ -400,10 +405,22 @@ class Driver:
         if self._settler.has_begun:
             await self._give_up(f"{type(error).__name__}: {error}")
         else:
-            await asyncio.sleep(self._worker.settings.poll_seconds)
-            lease = self.run.lease
-            leave = Leave(lease.status, queue=True)
-            await self._worker.flusher.put(Write(lease, [], leave, self.run.row["seq"], next_side=lease.side_id))
+            await self._hand_back()
+
+    async def _put_aside(self, error: Unreadable) -> None:
+        """Another worker may be able to read it, of an older or a newer version. If many could not, it has failed."""
+        run, database = self.run, self._worker.database
+        log.error("run_unreadable", run_id=str(run.lease.run_id), error=error.detail)
+        vain = await leases.claims_in_vain(database, run.lease.run_id, run.lease.token)
+        await self._hand_back()
+        if vain >= _MOST_READERS:
+            await database.command(lambda tx: give_up(tx, database, run.row, run.actor, error.detail[:2000]))
+            self._worker.run_errands()
+
+    async def _hand_back(self) -> None:
+        # Not at once: what fails every time must not keep us busy.
+        await asyncio.sleep(self._worker.settings.poll_seconds)
+        await leases.hand_back(self._worker.database, self._worker.me, self.run.lease.run_id, self.run.lease.token)
 
     async def _give_up(self, why: str) -> None:
         """What the run produced cannot be stored. Its step fails with that as the reason."""

@@ -143,6 +143,35 @@ SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger
        coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
   FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
 
+-- name: hand_back
+-- A run that its holder cannot go on with, as it is: with its mail, and whatever it was told meanwhile. Behind all others.
+WITH mine AS MATERIALIZED (
+  SELECT id, tenant_id, side_id FROM run WHERE id = $2 AND lease_worker = $1 AND lease_token = $3
+), lanes AS MATERIALIZED (
+  SELECT id, pg_advisory_xact_lock_shared(hashtextextended(home_id::text, 42)) FROM lane
+   WHERE id = ANY(ARRAY(SELECT tenant_id FROM mine UNION SELECT side_id FROM mine))
+   ORDER BY side_id NULLS FIRST, id
+     FOR NO KEY UPDATE
+), freed AS (
+  UPDATE run SET lease_worker = NULL
+    FROM mine
+   WHERE (SELECT count(*) FROM lanes) > 0 AND run.id = mine.id AND run.lease_worker = $1 AND run.lease_token = $3
+  RETURNING run.id, run.tenant_id, run.side_id, CASE WHEN run.capped THEN run.workflow END AS capped
+), queued AS (
+  INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
+  SELECT tenant_id, id, side_id, nextval('ready_turn'), false, false, capped FROM freed
+), returned AS (
+  UPDATE lane
+     SET in_flight = in_flight - 1, active = true,
+         vtime = CASE WHEN active THEN vtime ELSE coalesce(turn_in(pool), vtime) END
+    FROM freed WHERE lane.id IN (freed.tenant_id, freed.side_id)
+)
+SELECT id, pg_notify('interlock_ready', '')::text FROM freed;
+
+-- name: claims_in_vain
+-- How often a run was claimed since anybody wrote something under a lease.
+SELECT $2::bigint - coalesce(max(token), 0) FROM entry WHERE run_id = $1;
+
 -- name: add_label_lane
 -- A tenant's lane for what its steps ask for; its id is made of the two.
 INSERT INTO lane (side_id, side_of, pool, weight)

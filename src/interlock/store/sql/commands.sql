@@ -85,6 +85,15 @@ UPDATE run SET inbox = inbox + sent.words
   FROM (SELECT run_id, count(*)::int AS words FROM words GROUP BY run_id) AS sent
  WHERE run.id = sent.run_id;
 
+-- name: forget_mail
+-- Of a run that ends without anybody having read it.
+WITH gone AS (DELETE FROM inbox WHERE run_id = $1)
+UPDATE run SET inbox = 0 WHERE id = $1;
+
+-- name: last_seq
+-- From the journal itself: the row has it only as of its last change.
+SELECT max(seq) FROM entry WHERE run_id = $1;
+
 -- name: read_inbox
 SELECT id, run_id, command, step, actor, data, at FROM inbox WHERE run_id = ANY($1::uuid[]) ORDER BY id;
 

@@ -1,0 +1,175 @@
+"""A run that cannot be read, say because an upgrade no longer accepts its definition, ends by itself and alone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.rig import Rig
+
+from interlock.engine import jobs, leases, schedules
+from interlock.engine.jobs import NewJob
+from interlock.ids import uuid7
+from interlock.worker import drive
+
+LIST = "{name: list, steps: [{id: a, tool: t.echo, input: {value: 1}}]}"
+GOOD = "{name: good, steps: [{id: a, tool: t.echo, input: {value: 2}}]}"
+GATED = "{name: gated, steps: [{id: ask, approval: {summary: Shall we?}}, {id: a, tool: t.echo, input: {value: 1}}]}"
+WHY = "list version 1 cannot be read by this version of Interlock; apply it anew: workflow: "
+
+
+@pytest.fixture(autouse=True)
+def _few_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "_MOST_READERS", 1)
+
+
+@pytest.fixture
+def rig(rig: Rig) -> Rig:
+    rig.settings.poll_seconds = 0.05
+
+    @rig.tool("t.echo")
+    async def echo(value: int) -> int:
+        return value
+
+    return rig
+
+
+async def spoil(rig: Rig, workflow: str) -> None:
+    """As if an upgrade had come between: what was accepted is not any more, and nobody remembers it."""
+    source = '{"name": "list", "steps": [{"id": "a", "tool": "t.echo", "when": 1}]}'
+    await rig.sql("UPDATE workflow SET source = $2::text::jsonb WHERE name = $1", workflow, source)
+    rig.plans._plans.clear()
+
+
+async def test_it_ends_failed_says_why_and_nothing_else_is_affected(rig: Rig) -> None:
+    await rig.apply(LIST)
+    await rig.apply(GOOD)
+    bad = await rig.start("list")
+    await spoil(rig, "list")
+    good = [await rig.start("good") for _ in range(3)]
+    async with rig.worker() as worker:
+        run = await rig.until(bad)
+        assert [(await rig.until(id))["status"] for id in good] == ["succeeded"] * 3
+        assert [row["id"] for row in await rig.sql("SELECT id FROM worker")] == [worker.me.id]
+    assert (run["status"], run["reason"], run["steps"]) == ("failed", "resume_failed", [])
+    assert run["error"]["message"].startswith(WHY)
+    assert run["error"]["code"] == "RUN_RESUME_FAILED"
+    assert (await rig.journal(bad))[-1] == "run: running -fail-> failed"
+    assert [dict(row) for row in await rig.sql("SELECT in_flight FROM lane")] == [{"in_flight": 0}]
+
+
+async def test_who_can_read_it_goes_on_with_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.apply(LIST)
+    run_id = await rig.start("list")
+    (source,) = await rig.sql("SELECT source FROM workflow")
+    await spoil(rig, "list")
+    monkeypatch.setattr(drive, "_MOST_READERS", 1000)
+    given_back, times = asyncio.Event(), 0
+    hand_back = leases.hand_back
+
+    async def handed_back(*args: Any) -> None:
+        nonlocal times
+        await hand_back(*args)
+        times += 1
+        if times == 3:
+            given_back.set()
+
+    monkeypatch.setattr(leases, "hand_back", handed_back)
+    async with rig.worker():
+        await asyncio.wait_for(given_back.wait(), 20)
+    await rig.sql("UPDATE workflow SET source = $1::text::jsonb", source["source"])
+    assert (await rig.work_until(run_id))["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("what", ["cancel", "approve", "deadline"])
+async def test_what_is_said_to_it_while_it_waits_brings_it_to_its_end(rig: Rig, what: str) -> None:
+    await rig.apply(GATED)
+    run_id = await rig.start("gated", deadline_seconds=60.0)
+    await spoil(rig, "gated")
+    if what == "cancel":
+        answer = await rig.http().post(f"/api/runs/{run_id}/cancel")
+        assert (answer.status_code, answer.json()["status"]) == (200, "canceling")
+    elif what == "approve":
+        answer = await rig.http().post(f"/api/runs/{run_id}/approve")
+        assert (answer.status_code, answer.json()["status"]) == (200, "running")
+    else:
+        rig.clock.advance(61)
+        await rig.sweep()
+        await rig.sweep()
+    run = await rig.work_until(run_id)
+    assert (run["status"], run["reason"]) == ("failed", "resume_failed")
+    assert (await rig.http().get(f"/api/runs/{run_id}")).json()["steps"] == []
+    assert [row["status"] for row in await rig.sql("SELECT status FROM approval")] == [
+        "approved" if what == "approve" else "canceled"
+    ]
+    assert not await rig.sql("SELECT FROM inbox")
+
+
+async def test_one_that_was_never_begun_is_canceled_too(rig: Rig) -> None:
+    await rig.apply(LIST)
+    run_id = await rig.start("list")
+    await spoil(rig, "list")
+    await rig.cancel(run_id)
+    assert (await rig.work_until(run_id))["reason"] == "resume_failed"
+
+
+async def test_its_parent_is_told(rig: Rig) -> None:
+    await rig.apply(GATED)
+    await rig.apply("{name: parent, steps: [{id: c, flow: gated}]}")
+    parent = await rig.start("parent")
+    async with rig.worker():
+        await rig.until(parent, "waiting_external")
+        (child,) = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", parent)
+        await rig.until(child["id"], "waiting_approval")
+        await spoil(rig, "gated")
+    await rig.cancel(child["id"])
+    async with rig.worker():
+        run = await rig.until(parent)
+    assert (run["status"], run["error"]["type"]) == ("failed", "ChildFailed")
+
+
+async def test_a_step_that_would_start_it_fails(rig: Rig) -> None:
+    await rig.apply(LIST)
+    await rig.apply("{name: parent, steps: [{id: c, flow: list}]}")
+    run_id = await rig.start("parent")
+    await spoil(rig, "list")
+    run = await rig.work_until(run_id)
+    assert (run["status"], run["reason"]) == ("failed", "terminal_error")
+    assert run["error"]["message"].startswith(WHY)
+
+
+async def test_a_job_of_it_fails_and_others_begin(rig: Rig) -> None:
+    await rig.apply(LIST)
+    await rig.apply(GOOD)
+
+    async def submitted(workflow: str) -> Any:
+        new = await jobs.prepare(rig.plans, rig.admin, NewJob(uuid7(), "a job", workflow, [{}]))
+        return (await rig.database.command(lambda tx: jobs.submit(tx, rig.database, rig.admin, new)))["id"]
+
+    bad, good = await submitted("list"), await submitted("good")
+    await spoil(rig, "list")
+    async with rig.worker(), rig.worker():
+        await rig.sweep()
+        for (run_id,) in await rig.sql("SELECT id FROM run"):
+            await rig.until(run_id)
+        await rig.sweep()
+    found = {row["id"]: (row["status"], row["reason"]) for row in await rig.sql("SELECT id, status, reason FROM job")}
+    assert found == {bad: ("failed", "1 of 1 runs did not succeed"), good: ("completed", None)}
+
+
+async def test_a_schedule_of_it_goes_on_and_its_runs_say_why_they_fail(rig: Rig) -> None:
+    await rig.apply(LIST)
+    body = {"name": "nightly", "cron": "* * * * *", "workflow": "list"}
+    assert (await rig.http().post("/api/schedules", json=body)).status_code == 201
+    await spoil(rig, "list")
+    rig.clock.advance(61)
+    assert await schedules.start_due(rig.database, rig.plans) == 1
+    (run_id,) = [row["id"] for row in await rig.sql("SELECT id FROM run")]
+    assert (await rig.work_until(run_id))["error"]["message"].startswith(WHY)
+
+
+async def test_who_asks_for_it_is_told_that_it_cannot_be_read(rig: Rig) -> None:
+    await rig.apply(LIST)
+    await spoil(rig, "list")
+    answer = await rig.http().post("/api/runs", json={"workflow": "list"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "UNREADABLE")
+    assert answer.json()["detail"].startswith(WHY)
