@@ -132,3 +132,17 @@ async def test_at_level_debug_every_transition_and_checkpoint_is_logged(
     assert (told["run_checkpoint"]["step"], told["run_checkpoint"]["resumable"]) == ("a", True)
     assert (told["run_transition"]["from_state"], told["run_transition"]["to_state"]) == ("running", "succeeded")
     assert told["run_completed"]["status"] == StepState.SUCCEEDED and told["run_completed"]["duration_ms"] >= 0
+
+
+async def test_a_lane_whose_worker_was_lost_has_no_credit_for_having_slept(rig: Rig) -> None:
+    await rig.apply("{name: w, steps: [{id: a, tool: t.none}]}")
+    other = await rig.tenant("busy")
+    await rig.apply("{name: w, steps: [{id: a, tool: t.none}]}", other)
+    await rig.start("w")
+    await rig.claim_by_hand()
+    await rig.sql("UPDATE lane SET active = false WHERE tenant_id = $1", rig.admin.tenant_id)
+    await rig.start("w", who=other)
+    await rig.sql("UPDATE lane SET vtime = 1000 WHERE tenant_id = $1", other.tenant_id)
+    rig.clock.advance(60)
+    await rig.sweep()
+    assert [row["vtime"] for row in await rig.sql("SELECT vtime FROM lane WHERE active")] == [1000, 1000]

@@ -123,7 +123,9 @@ WITH lost AS MATERIALIZED (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost, workflow)
   SELECT tenant_id, id, side_id, nextval('ready_turn') - (1::bigint << 62), false, true, capped FROM freed
 ), returned AS (
-  UPDATE lane SET in_flight = in_flight - gone.runs, active = true
+  UPDATE lane
+     SET in_flight = in_flight - gone.runs, active = true,
+         vtime = CASE WHEN active THEN vtime ELSE coalesce(turn_in(pool), vtime) END
     FROM (
       SELECT id, count(*)::int AS runs
         FROM (SELECT tenant_id AS id FROM freed UNION ALL SELECT side_id FROM freed WHERE side_id IS NOT NULL) AS each
