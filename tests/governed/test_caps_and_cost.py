@@ -160,3 +160,24 @@ async def test_what_a_lost_workers_steps_cost_is_part_of_what_the_run_cost(rig: 
     assert (await rig.work_until(run_id))["status"] == "succeeded"
     [shown] = (await rig.http().get("/api/runs")).json()["items"]
     assert shown["cost_usd"] == 2.5
+
+
+async def test_what_a_lost_workers_steps_cost_counts_though_nobody_went_on(rig: Rig) -> None:
+    hold = Hold()
+
+    @rig.tool("t.pay")
+    async def pay(ctx: Context) -> None:
+        ctx.cost(1.0)
+
+    @rig.tool("t.stay")
+    async def stay() -> None:
+        await hold()
+
+    await rig.apply(steps("pay", "stay"))
+    run_id = await rig.start("f")
+    task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+    await hold.inside()
+    await lose(rig, task)
+    await rig.cancel(run_id)
+    [shown] = (await rig.http().get("/api/runs")).json()["items"]
+    assert (shown["status"], shown["cost_usd"]) == ("canceled", 1.0)

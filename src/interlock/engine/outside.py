@@ -151,7 +151,7 @@ async def _leave_to_a_worker(tx: Tx, database: Database, run: OpenRun, word: Wor
             seq, EntryType.RUN_TRANSITION, ENGINE, from_state=run.status, event=RunEvent.RESUME, to_state=status
         )
         await _append(tx, database, run.row, [entry])
-    await tx.row("move_run", now, run.row["id"], status, None, None, None, None, seq)
+    await tx.row("move_run", now, run.row["id"], status, None, None, None, None, seq, 0)
     row = await _post(tx, database, run, word, status)
     await _queue(tx, run.row, status == RunState.PENDING, run.queued["lost"] if run.queued else False)
     return row
@@ -225,6 +225,7 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
         leave.error,
         leave.wake_at,
         entries[-1].seq if entries else journal.seq,
+        journal.cost_usd(),
     )
     assert row is not None
     if asks:

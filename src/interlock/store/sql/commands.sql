@@ -20,11 +20,12 @@ SELECT *, coalesce($1, now()) AS now FROM run WHERE tenant_id = $2 AND id = $3 F
 
 -- name: move_run
 -- moves: run * -> *
--- The trigger refuses what is in no table.
+-- The trigger refuses what is in no table. The journal may know of costs ($9) that the row has not counted: of a worker
+-- that was lost.
 UPDATE run
    SET status = $3, reason = $4, result = $5::text::jsonb, error = $6::text::jsonb,
        completed_at = CASE WHEN $4::text IS NOT NULL THEN coalesce($1, now()) END,
-       wake_at = $7, awaits_flow = NULL, seq = $8
+       wake_at = $7, awaits_flow = NULL, seq = $8, cost_usd = greatest(cost_usd, $9)
  WHERE id = $2
 RETURNING *, CASE WHEN watched_until > coalesce($1, now()) THEN pg_notify('interlock_run', id::text)::text END,
           CASE WHEN completed_at IS NOT NULL THEN announce_end(run)::text END AS announced;
