@@ -158,9 +158,31 @@ def test_the_strictest_of_the_deciding_permits_wins() -> None:
     assert decision.outcome == Outcome("needs_approval", "high", True)
     assert decision.expires_in == 1800 and decision.reason_required
     assert decision.approvers == ("finance",)
-    assert (decision.escalate_to, decision.escalate_after) == (("b", "a", "c"), 300)
+    assert (decision.escalate_to, decision.escalate_after) == ((), None), "two rules say who decides, and never others"
     assert decision.reason == "why not; and so"
     assert decision.rule_ids == ("everything", "one", "two", "three", "four", "five")
+
+
+def test_a_second_group_decides_when_every_rule_that_names_somebody_lets_it() -> None:
+    def escalated(*rules: str) -> tuple[tuple[str, ...], float | None]:
+        text = EVERYTHING + "".join(
+            rule(f'@id("r{n}") @decision("needs_approval") {said}') for n, said in enumerate(rules)
+        )
+        decision = ask(text, propose(MAIL, {"to": []}))
+        assert decision.answer == "needs_approval"
+        return decision.escalate_to, decision.escalate_after
+
+    after = '@escalate_to("board,heads") @escalate_after("{}")'
+    finance = '@approvers("finance")'
+    assert escalated(f"{finance} {after.format('5m')}") == (("board", "heads"), 300)
+    assert escalated(f"{finance} {after.format('5m')}", finance) == ((), None)
+    assert escalated(f"{finance} {after.format('5m')}", '@approvers("finance,heads")') == (("heads",), 300)
+    assert escalated(f"{finance} {after.format('5m')}", f"{finance} {after.format('2h')}") == (("board", "heads"), 7200)
+    assert escalated(after.format("5m"), '@escalate_to("others") @escalate_after("1h")')[0] == (
+        "board",
+        "heads",
+        "others",
+    )
 
 
 def test_without_a_tier_the_risk_of_the_tool_counts() -> None:

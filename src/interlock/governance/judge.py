@@ -147,6 +147,7 @@ class Policy:
             why = f"nobody could approve it: {_ids(asking)} name different approvers; let them name a common group"
             return self._deny(request, why, asking)
         risk = Tier(request["action"]["risk"])
+        escalate_to, escalate_after = _escalation(asking)
         return self._answer(
             Answer.NEEDS_APPROVAL,
             request,
@@ -157,8 +158,8 @@ class Policy:
             approvers=approvers,
             reason_required=any(rule.reason_required for rule in asking),
             expires_in=_least(rule.expires_in for rule in asking),
-            escalate_to=tuple(dict.fromkeys(group for rule in asking for group in rule.escalate_to)),
-            escalate_after=_least(rule.escalate_after for rule in asking),
+            escalate_to=escalate_to,
+            escalate_after=escalate_after,
         )
 
     def _deny(
@@ -245,6 +246,15 @@ def _common(rules: list[Rule]) -> tuple[str, ...] | None:
         return ()
     shared = set.intersection(*(set(rule.approvers) for rule in rules))
     return tuple(group for group in rules[0].approvers if group in shared) or None
+
+
+def _escalation(rules: list[Rule]) -> tuple[tuple[str, ...], float | None]:
+    """The groups that may decide too after a while, when every rule that names somebody lets them."""
+    naming = [{*rule.approvers, *rule.escalate_to} for rule in rules if rule.approvers]
+    wanted = dict.fromkeys(group for rule in rules for group in rule.escalate_to)
+    groups = tuple(group for group in wanted if all(group in named for named in naming))
+    times = [rule.escalate_after for rule in rules if rule.escalate_after is not None]
+    return groups, max(times, default=None) if groups else None
 
 
 def _least(times: Iterable[float | None]) -> float | None:
