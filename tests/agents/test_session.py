@@ -150,6 +150,14 @@ async def test_auto_approve_lets_pass_what_is_not_high(talk: Talk) -> None:
     assert '"allowed_by": "auto_approve:' in entry["data"]
 
 
+async def test_auto_approve_ends_with_the_key_of_whoever_said_so(talk: Talk) -> None:
+    _, made = await talk.post("/api/keys", {"name": "me", "role": "admin"})
+    sent = await Talk(talk.rig, talk.rig.http(made["key"])).told("refund ch_1 40", auto_approve=True)
+    assert (await talk.http.delete(f"/api/keys/{made['id']}")).status_code == 200
+    [question] = await talk.held(sent["run_id"])
+    assert (question["tier"], talk.refunds) == ("med", [])
+
+
 async def test_auto_approve_never_passes_what_is_high(talk: Talk) -> None:
     sent = await talk.told("large", auto_approve=True)
     [question] = await talk.held(sent["run_id"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -217,6 +218,53 @@ async def test_an_edited_action_is_another_action_judged_again_with_no_votes(sto
     run = await shop.ended(run_id)
     assert (run["status"], run["result"]) == ("succeeded", {"refunded": 500})
     assert shop.done[-1] == "refund ch_1 500"
+
+
+async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retried_it(stocked: Shop, rig: Rig) -> None:
+    """Who retries a run goes on with what another had asked for: both of them asked."""
+    shop = stocked
+    await rig.apply("name: outer\nsteps: [{id: sub, flow: mail, input: {to: ada, text: hi}}]")
+    asker, helper = await shop.person("asker", "admin"), await shop.person("helper", "admin")
+    first = await shop.start(asker, "outer")
+    async with rig.worker():
+        await rig.until(first, "waiting_external")
+        await rig.cancel(first)
+        await rig.until(first)
+        _, again = await helper.post(f"/api/runs/{first}/retry")
+        await rig.until_journal(again["id"], "sub: pending -park-> waiting_external")
+        [child] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", UUID(again["id"]))
+        await rig.until(child["id"], "waiting_approval")
+    question = await shop.question(child["id"])
+    for person in (asker, helper):
+        assert (await person.approve(question["id"]))[1]["code"] == "SELF_APPROVAL"
+    # Nor has one of them answered in advance.
+    assert (await asker.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    await asker.post(f"/api/runs/{again['id']}/cancel")
+    _, third = await helper.post(f"/api/runs/{again['id']}/retry")
+    async with rig.worker():
+        await rig.until_journal(third["id"], "sub: pending -park-> waiting_external")
+        [child] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", UUID(third["id"]))
+        assert (await rig.until(child["id"], "waiting_approval"))["status"] == "waiting_approval"
+    question = await shop.question(child["id"])
+    assert (await (await shop.person("other")).approve(question["id"]))[1]["status"] == "approved"
+
+
+async def test_a_vote_counts_for_a_question_that_asks_for_others_only_if_it_is_theirs(stocked: Shop, rig: Rig) -> None:
+    """A change that changes nothing puts the question under the policy of now, and the action stays the same."""
+    asks = '@two_person("true")'
+    assert (await stocked.admin.publish(MAIL_POLICY.format(more=asks)))[0] == 200
+    run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
+    id = (await stocked.held(run_id))["id"]
+    one = await stocked.person("one")
+    assert (await one.approve(id))[1]["status"] == "requested"
+    named = f'{asks} @approvers("finance") @reason_required("true")'
+    assert (await stocked.admin.publish(MAIL_POLICY.format(more=named)))[0] == 200
+    ann, bea, cem = [await stocked.person(name, "approver", "finance") for name in ("ann", "bea", "cem")]
+    assert (await ann.approve(id, patch={"text": "hi"}, reason="as is"))[1]["status"] == "requested"
+    status, body = await bea.approve(id, reason="fine")
+    assert (status, body["status"], [vote["by"] for vote in body["votes"]]) == (200, "requested", ["bea"])
+    assert (await cem.approve(id, reason="fine"))[1]["status"] == "approved"
+    assert (await stocked.ended(run_id))["status"] == "succeeded"
 
 
 async def test_nobody_who_edited_an_action_approves_it_alone_whoever_edited_it_since(stocked: Shop, rig: Rig) -> None:

@@ -81,7 +81,7 @@ def question_of(approval: Row) -> Question:
     groups = [*approval["approvers"], *(approval["escalate_to"] if escalated else ())] if approval["approvers"] else []
     return Question(
         Tier(approval["tier"]), approval["two_person"],
-        frozenset((approval["requested_by"], *approval["edited_by"])),
+        frozenset((approval["requested_by"], *approval["asked_by"], *approval["edited_by"])),
         is_action=approval["kind"] != AskKind.GATE,
         by_agent=approval["session_id"] is not None and not approval["edited_by"],
         groups=frozenset(groups), reason_required=approval["reason_required"],
@@ -185,7 +185,7 @@ async def resolve_doubt(
         )  # fmt: skip
     elif outcome == "fail":
         raise Conflict("its run does not wait for an answer any more", code="RUN_TERMINAL_STATE")
-    elif run["requested_by"] == principal.actor:
+    elif principal.actor in await tx.value("askers_of", run["id"]):
         raise Forbidden("who asked for it cannot settle it: another person has to", code="SELF_APPROVAL")
     if outcome == "fail":
         return  # that the run ends tells nobody whether it happened: its key stays taken until somebody knows

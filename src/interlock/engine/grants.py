@@ -35,11 +35,18 @@ async def matching(
     database: Database, run: Row, tool: str, fields: dict[str, Any], tier: str, *,
     approvers: Sequence[str] = (), reason_required: bool = False,
 ) -> Row | None:  # fmt: skip
-    """A grant that covers this action, counted as used. Whoever asks cannot have given it to themselves.
+    """A grant that covers this action, counted as used. Nobody who asked can have given it to themselves.
 
     It stands in for an approval, so it must satisfy what the rule asks of one: who may give it, and a reason.
     """
     return await database.row(
-        "use_grant", database.clock(), run["tenant_id"], tool, encode(fields), tier, run["requested_by"],
+        "use_grant", database.clock(), run["tenant_id"], tool, encode(fields), tier, run["id"],
         list(approvers), reason_required, run["workspace_id"], patience=float("inf"),
     )  # fmt: skip
+
+
+async def lets_pass(database: Database, run: Row) -> bool:
+    """Whoever sent the message said yes in advance to what its agent comes up with, and their key still holds."""
+    if not run["auto_approve"]:
+        return False
+    return bool(await database.value("key_holds", run["requested_by"], patience=float("inf")))

@@ -92,7 +92,8 @@ class Gate:
         tier = decision.tier or Tier.HIGH
         if not in_advance(tier, two_person=decision.two_person):
             return None
-        if row["auto_approve"] and not decision.approvers and not decision.reason_required:
+        asks_more = bool(decision.approvers) or decision.reason_required
+        if not asks_more and await grants.lets_pass(self._database, row):
             return Pass(decision, allowed_by=f"auto_approve:{row['requested_by']}")
         grant = await grants.matching(
             self._database, row, action.tool, action.plain_fields, tier,

@@ -4,14 +4,14 @@
 -- Reminded half-way to their expiry.
 INSERT INTO approval (id, tenant_id, run_id, session_id, step, status, tier, two_person, summary, action, digest, requested_by,
                       requested_at, expires_at, kind, rule_ids, reason, reason_required, policy_digest, approvers,
-                      escalate_to, escalate_at, receipt_id, remind_at)
+                      escalate_to, escalate_at, receipt_id, remind_at, asked_by)
 SELECT a.id, a.tenant_id, a.run_id, (SELECT session_id FROM run WHERE run.id = a.run_id), a.step, 'requested', a.tier, a.two_person, a.summary, a.action::jsonb, a.digest,
        a.requested_by, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => a.expires_in), a.kind,
        ARRAY(SELECT jsonb_array_elements_text(a.rule_ids::jsonb)), a.reason, a.reason_required, a.policy_digest,
        ARRAY(SELECT jsonb_array_elements_text(a.approvers::jsonb)),
        ARRAY(SELECT jsonb_array_elements_text(a.escalate_to::jsonb)),
        coalesce($1, now()) + make_interval(secs => a.escalate_after), a.receipt_id,
-       coalesce($1, now()) + make_interval(secs => a.expires_in / 2)
+       coalesce($1, now()) + make_interval(secs => a.expires_in / 2), askers_of(a.run_id)
   FROM unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::boolean[], $8::text[], $9::text[],
               $10::text[], $11::text[], $12::float8[], $13::text[], $14::text[], $15::text[], $16::boolean[],
               $17::text[], $18::text[], $19::text[], $20::float8[], $21::uuid[])
@@ -38,10 +38,19 @@ SELECT approval.* FROM approval
  ORDER BY approval.id DESC LIMIT $5;
 
 -- name: votes_on
--- As long as it is open, those whose keys still hold.
+-- As long as it is open, those whose keys still hold, and who are asked as it stands now: another policy may ask others.
 SELECT approval_id, vote.digest, voter, decision, vote.reason, at
   FROM vote JOIN approval ON approval.id = approval_id
- WHERE approval_id = ANY($1::uuid[]) AND (approval.status <> 'requested' OR key_holds(voter))
+ WHERE approval_id = ANY($1::uuid[])
+   AND (approval.status <> 'requested' OR (
+     key_holds(voter)
+     AND (vote.reason <> '' OR NOT approval.reason_required)
+     AND (cardinality(approvers) = 0 OR EXISTS (
+       SELECT FROM api_key
+        WHERE api_key.id = key_of(voter)
+          AND groups && (approvers || CASE WHEN escalated_at IS NOT NULL THEN escalate_to END)
+     ))
+   ))
  ORDER BY at, voter;
 
 -- name: cast_vote

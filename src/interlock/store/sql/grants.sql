@@ -19,6 +19,9 @@ SELECT * FROM standing_grant
    AND ($5::text IS NULL OR workspace_id = $5)
  ORDER BY id DESC LIMIT $4;
 
+-- name: key_holds
+SELECT key_holds($1);
+
 -- name: use_grant
 -- The arguments of a grant are those that must be the same; others are free. A med grant covers low, not the reverse.
 UPDATE standing_grant SET uses = uses + 1
@@ -29,7 +32,7 @@ UPDATE standing_grant SET uses = uses + 1
       AND NOT EXISTS (SELECT FROM jsonb_each(arguments) AS meant WHERE meant.value IS DISTINCT FROM $4::text::jsonb -> meant.key)
       AND (tier = 'med' OR $5 = 'low')
       AND (workspace_id IS NULL OR workspace_id = $9)
-      AND created_by <> $6 AND key_holds(created_by)
+      AND created_by <> ALL(ARRAY(SELECT unnest(askers_of($6)))) AND key_holds(created_by)
       AND (cardinality($7::text[]) = 0
            OR EXISTS (SELECT FROM api_key WHERE api_key.id = key_of(created_by) AND api_key.groups && $7))
       AND (reason IS NOT NULL OR NOT $8::boolean)

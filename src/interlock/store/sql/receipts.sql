@@ -84,6 +84,9 @@ RETURNING receipt.status;
 UPDATE receipt SET status = 'in_doubt' WHERE run_id = ANY($1::uuid[]) AND status = 'attempted'
 RETURNING status;
 
+-- name: askers_of
+SELECT askers_of($1);
+
 -- name: resolve_doubt
 -- moves: receipt in_doubt -confirm-> succeeded, receipt in_doubt -fail-> failed
 UPDATE receipt SET status = $3, output = $4::text::jsonb, completed_at = coalesce($1, now())
