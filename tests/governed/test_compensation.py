@@ -227,6 +227,10 @@ async def test_what_another_run_did_is_not_this_ones_to_undo(shop: Shop, rig: Ri
     assert (await shop.ended(await rig.start("well")))["status"] == "succeeded"
     run = await shop.ended(await rig.start("badly"))
     assert (run["status"], run["compensation"], agency.done) == ("failed", [], [])
+    for _ in range(2):  # nor that of a run that continues it
+        _, again = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+        run = await shop.ended(UUID(again["id"]))
+        assert (run["status"], run["compensation"], agency.done) == ("failed", [], [])
 
 
 async def test_a_run_that_went_over_its_cap_may_still_undo(shop: Shop, rig: Rig, agency: Agency) -> None:

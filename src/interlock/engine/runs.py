@@ -28,7 +28,7 @@ from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, Word, encode
+from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, StepFold, Word, encode
 from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -286,9 +286,9 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     for done in before.steps.values():
         effect = effects.get(done.step.key)
         if done.status in SETTLED_WELL:
-            _carry_over(run.journal, done.step.key, done.status, done.output, principal.actor, run_id, effect)
+            _carry_over(run.journal, done, done.status, done.output, principal.actor, run_id, effect)
         elif (output := _happened(effects, done.step.key)) is not None:
-            _carry_over(run.journal, done.step.key, StepState.SUCCEEDED, output, principal.actor, run_id, effect)
+            _carry_over(run.journal, done, StepState.SUCCEEDED, output, principal.actor, run_id, effect)
     return await _begin(tx, database, run)
 
 
@@ -314,12 +314,15 @@ def _happened(effects: dict[str, Row], step: str) -> str | None:
 
 
 def _carry_over(
-    journal: Journal, key: str, status: StepState, output: str | None, actor: str, origin: UUID, effect: Row | None
-) -> None:
-    fold = journal.steps[key]
+    journal: Journal, done: StepFold, status: StepState, output: str | None, actor: str, origin: UUID,
+    effect: Row | None,
+) -> None:  # fmt: skip
+    fold = journal.steps[done.step.key]
     data = {"carried_over_from": str(origin)}
     if effect is not None:
         data["carried_receipt_id"] = str(effect["id"])
+    if done.replayed_from is not None:
+        data["replayed_from"] = done.replayed_from
     if status == StepState.SKIPPED:
         journal.move_step(fold, StepEvent.SKIP, actor=actor, data=data)
     else:
