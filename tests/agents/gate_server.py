@@ -16,9 +16,9 @@ async def wait(gate: str) -> str:
 
 
 @server.tool()
-def refuse() -> None:
+def refuse(code: int = INVALID_PARAMS) -> None:
     """By the protocol, and not by what it returns."""
-    raise MCPError(INVALID_PARAMS, "not like this")
+    raise MCPError(code, "not like this")
 
 
 if __name__ == "__main__":

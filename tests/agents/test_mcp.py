@@ -19,11 +19,13 @@ from interlock import __version__
 from interlock.cli import tools as tools_command
 from interlock.client import AsyncClient
 from interlock.client.mcp import Bridge
-from interlock.errors import Invalid, Retryable
+from interlock.errors import Invalid, Retryable, Terminal
 from interlock.lifecycle import Tier
-from interlock.tools import mcp
+from interlock.tools import Registry, mcp
+from interlock.tools import tool as declare
 from interlock.tools.mcp import (
     Connection,
+    McpTool,
     Server,
     digest_of,
     judged,
@@ -270,10 +272,59 @@ async def test_an_error_for_an_answer_leaves_the_calls_of_others_alone(gated: Co
     other = asyncio.create_task(gated.call("wait", {"gate": gate}))
     with await asyncio.to_thread(open, gate, "w") as inside:
         for _ in range(2):
-            with pytest.raises(MCPError, match="not like this"):
+            with pytest.raises(Terminal, match="not like this"):
                 await gated.call("refuse", {})
         inside.write("done")
     assert await other == {"result": "done"}
+
+
+@pytest.mark.parametrize(("code", "status"), [(-32602, "failed"), (-32601, "failed"), (-32603, "in_doubt")])
+async def test_a_write_that_the_protocol_refuses_was_not_done_and_of_other_errors_nobody_knows(
+    talk: Talk, gated: Connection, code: int, status: str
+) -> None:
+    talk.rig.tools.put(tool_of(gated, "refuse"))
+    await talk.http.put("/api/policy", content='@id("all") permit(principal, action in Action::"gate", resource);')
+    async with talk.rig.worker():
+        asked = await act(talk, "gate.refuse", code=code)
+    [receipt] = (await talk.get(f"/api/runs/{asked['id']}/receipts"))["items"]
+    assert receipt["status"] == status
+
+
+def _foreign(schema: Any) -> McpTool:
+    about = {"description": "", "input_schema": schema, "hints": {}}
+    return tool_of(Connection(Server("far", url="https://far.example", tools={"do": about})), "do")
+
+
+def test_the_schema_of_a_server_makes_us_fetch_nothing(tmp_path: Path) -> None:
+    """Neither a file of ours nor an address inside our network."""
+    (tmp_path / "part.json").write_text('{"type": "integer"}')
+    tool = _foreign({"type": "object", "properties": {"a": {"$ref": (tmp_path / "part.json").as_uri()}}})
+    with pytest.raises(Terminal, match=r"schema.*part\.json"):
+        tool.validated({"a": 1})
+    within = {"type": "object", "$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}}
+    assert _foreign(within).validated({"a": 1}) == {"a": 1}
+
+
+def test_what_does_not_fit_is_not_repeated_where_it_may_be_a_secret() -> None:
+    tool = _foreign({"type": "object", "properties": {"token": {"type": "string", "maxLength": 5}}})
+    with pytest.raises(Terminal, match=r"token: .*too long"):
+        tool.validated({"token": "sk_live_1"})
+    with pytest.raises(Terminal, match="token: it does not fit maxLength") as refused:
+        tool.validated({"token": "sk_live_" * 1000}, show_input=False)
+    assert "sk_live" not in str(refused.value)
+
+
+def test_a_server_takes_no_name_that_a_tool_of_ours_has(tmp_path: Path, rig_free_registry: Registry) -> None:
+    @declare("clock.tell", register=rig_free_registry)
+    async def tell() -> None: ...
+
+    about = {"description": "", "input_schema": {"type": "object"}, "hints": {}, "digest": ""}
+    write_servers(tmp_path / "mcp.json", {"clock": replace(CLOCK, tools={"tell": about})})
+    with pytest.raises(Invalid, match=r"clock\.tell .*MCP server clock"):
+        load_mcp(tmp_path / "mcp.json", rig_free_registry)
+    write_servers(tmp_path / "mcp.json", {"clock": replace(CLOCK, tools={"stop": about})})
+    for _ in range(2):  # the same again is the same
+        load_mcp(tmp_path / "mcp.json", rig_free_registry)
 
 
 async def test_a_call_that_was_cut_off_does_not_end_the_connection_that_came_after_its_own(

@@ -99,8 +99,14 @@ def check_server_name(name: str) -> None:
 def load_mcp(path: Path, registry: Registry) -> None:
     for server in read_servers(path).values():
         connection = Connection(server)
-        for tool in server.tools:
-            registry.put(tool_of(connection, tool))
+        for name in server.tools:
+            tool = tool_of(connection, name)
+            if not isinstance(registry.find(tool.name) or tool, McpTool):
+                raise Invalid(
+                    f"{tool.name} is a tool of INTERLOCK_TOOLS and MCP server {server.name} offers one of that name; "
+                    "add the server under another", code="TOOLS_INVALID",
+                )  # fmt: skip
+            registry.put(tool)
 
 
 # ---------------------------------------------------------------- what a server offers
@@ -166,14 +172,24 @@ class McpTool(Tool):
 
     def validated(self, given: Any, *, show_input: bool = True) -> dict[str, Any]:
         from jsonschema import Draft202012Validator
+        from jsonschema_specifications import REGISTRY
 
         arguments = given if given is not None else {}
-        found = Draft202012Validator(self.input_schema).iter_errors(arguments)
-        faults = sorted(found, key=lambda fault: str(fault.json_path))
+        try:
+            # With all that it may refer to: else it would fetch whatever the server names, a file of ours included.
+            found = Draft202012Validator(self.input_schema, registry=REGISTRY).iter_errors(arguments)
+            faults = sorted(found, key=lambda fault: str(fault.json_path))
+        except Exception as error:
+            raise Terminal(f"input of {self.name} cannot be checked by its server's schema: {error!r:.500}") from None
         if faults:
-            why = "; ".join(f"{fault.json_path.removeprefix('$.')}: {fault.message}" for fault in faults[:5])
+            why = "; ".join(_described(fault, show_input=show_input) for fault in faults[:5])
             raise Terminal(f"input of {self.name} is not valid: {why[:1000]}")
         return dict(arguments)
+
+
+def _described(fault: Any, *, show_input: bool) -> str:
+    where = fault.json_path.removeprefix("$.")
+    return f"{where}: {fault.message}" if show_input else f"{where}: it does not fit {fault.validator}"
 
 
 def tool_of(connection: "Connection", tool: str) -> McpTool:
@@ -232,6 +248,8 @@ class Connection:
             result = await client.call_tool(tool, arguments)
         except Exception as error:
             self._drop_unless_answered(opened, error)
+            if _is_refusal(error):
+                raise Terminal(f"MCP server {self.server.name} refuses the call: {error}") from None
             raise  # whether it was done nobody knows; the executor sees to that
         return _answer(result)
 
@@ -339,6 +357,19 @@ class Connection:
         if keeping is not None:
             with suppress(asyncio.CancelledError):
                 await keeping
+
+
+def _is_refusal(error: Exception) -> bool:
+    """By the protocol a call that these answer was not made."""
+    from mcp import MCPError
+    from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+
+    return isinstance(error, MCPError) and error.code in (
+        INVALID_PARAMS,
+        INVALID_REQUEST,
+        METHOD_NOT_FOUND,
+        PARSE_ERROR,
+    )
 
 
 def _answer(result: Any) -> Any:
