@@ -367,6 +367,23 @@ async def test_a_system_that_can_be_asked_is_asked_before_anything_is_repeated(
     assert len(shop.done) == (1 if happened else 2)
 
 
+async def test_a_plain_function_that_asks_the_system_holds_up_nobody(shop: Shop, rig: Rig) -> None:
+    """It waits for the network, like the tool: in a thread, so that the worker goes on and beats."""
+    goes_on = threading.Event()
+
+    def asked(to: str, amount: int, ctx: Context) -> Happened | None:
+        return Happened({"id": "p_9"}) if goes_on.wait(10) else None
+
+    async def lost(calls: int) -> None:
+        asyncio.get_running_loop().call_later(0.01, goes_on.set)
+        raise ConnectionError("cut off")
+
+    bank(shop, lost, reconcile=lambda ctx, amount, to: asked(to, amount, ctx))
+    await rig.apply(PAY)
+    run = await _paid(shop, amount=5, to="ada")
+    assert (run["status"], run["result"]) == ("succeeded", {"id": "p_9"}), run["error"]
+
+
 async def test_a_system_that_does_not_know_either_leaves_it_to_people(shop: Shop, rig: Rig) -> None:
     async def reconcile(ctx: Context, amount: int, to: str) -> Happened:
         raise ConnectionError

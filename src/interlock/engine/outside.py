@@ -151,6 +151,7 @@ async def _leave_to_a_worker(tx: Tx, database: Database, run: OpenRun, word: Wor
             seq, EntryType.RUN_TRANSITION, ENGINE, from_state=run.status, event=RunEvent.RESUME, to_state=status
         )
         await _append(tx, database, run.row, [entry])
+        tx.afterwards(partial(observe, run.row["id"], run.row["workflow"], [entry], None))
     await tx.row("move_run", now, run.row["id"], status, None, None, None, None, seq, 0)
     row = await _post(tx, database, run, word, status)
     await _queue(tx, run.row, status == RunState.PENDING, run.queued["lost"] if run.queued else False)

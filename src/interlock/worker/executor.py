@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 from contextvars import copy_context
+from functools import partial
+from inspect import iscoroutinefunction
 from threading import Event
 from typing import Any
 
@@ -156,9 +158,11 @@ async def reconcile(shop: Workshop, call: Call) -> Happened | DidNotHappen | Non
     args = (call.context,) if call.tool.wants_context else ()
     try:
         async with asyncio.timeout(call.timeout or 60):
-            arguments = await fill(shop, call)
+            ask = partial(call.tool.reconcile, *args, **await fill(shop, call))
             with scrubbed_lines(call.context.scrub):
-                answer = call.tool.reconcile(*args, **arguments)
+                # A plain function waits for the other system too, and nobody else is to wait with it.
+                plain = not iscoroutinefunction(call.tool.reconcile)
+                answer = await asyncio.wrap_future(shop.threads.submit(copy_context().run, ask)) if plain else ask()
                 answer = await answer if asyncio.iscoroutine(answer) else answer
     except Exception as error:
         call.context.log.warning("reconcile_failed", error=str(error))
