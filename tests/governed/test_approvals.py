@@ -325,11 +325,19 @@ async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop
     again = await shop.held(run_id)
     assert again["id"] != question["id"] and again["two_person"] and shop.done == []
     assert again["action"]["digest"] == question["action"]["digest"]
+    assert "asked again: the policy was changed" in again["rationale"]["reason"]
+    assert await _asked_again(shop, run_id) == [None, "policy_version_mismatch"]
     for person in (one, two):
         assert (await person.approve(again["id"]))[0] == 200
     assert (await shop.ended(run_id))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
     assert len(await rig.sql("SELECT * FROM consumption")) == 1
+
+
+async def _asked_again(shop: Shop, run_id: UUID) -> list[str | None]:
+    """Of each time that people were asked: why once more."""
+    events = await shop.admin.get(f"/api/runs/{run_id}/events")
+    return [e["data"].get("asked_again") for e in events["items"] if e["type"] == "approval_requested"]
 
 
 def _redeployed(rig: Rig, tool: str, risk: str) -> None:
@@ -348,6 +356,7 @@ async def test_an_approval_is_not_enough_for_a_tool_whose_risk_was_raised_since(
     again = await shop.held(run_id)
     assert again["id"] != question["id"] and (again["tier"], again["two_person"]) == ("high", True)
     assert again["action"]["digest"] == question["action"]["digest"] and shop.done == []
+    assert await _asked_again(shop, run_id) == [None, "more_is_asked"]
     for person in (one, two):
         assert (await person.approve(again["id"]))[0] == 200
     assert (await shop.ended(run_id))["status"] == "succeeded"

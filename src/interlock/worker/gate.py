@@ -16,7 +16,7 @@ from interlock.governance.action import ProposedAction
 from interlock.governance.policy import Answer, Decision
 from interlock.governance.quorum import Demand, in_advance
 from interlock.journal import StepFold
-from interlock.lifecycle import Tier
+from interlock.lifecycle import Term, Tier
 from interlock.store.pool import Database, Row
 from interlock.telemetry import log
 
@@ -26,10 +26,19 @@ class Deny:
     decision: Decision
 
 
+class Again(Term):
+    """Why people are asked once more about what they had said yes to."""
+
+    ACTION = "action_digest_mismatch", "it is another action than the one that was approved"
+    POLICY = "policy_version_mismatch", "the policy was changed after it was approved"
+    DEMAND = "more_is_asked", "more is asked of approvers than when it was approved"
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     decision: Decision
     about: dict[str, Any]
+    again: Again | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +88,15 @@ class Gate:
         match decision.answer:
             case Answer.ALLOW:
                 return Pass(decision)
-            case Answer.NEEDS_APPROVAL if _is_answered(fold, action, decision):
+            case Answer.NEEDS_APPROVAL if fold.allowed_digest is None:
+                return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
+            case Answer.NEEDS_APPROVAL if (again := _why_again(fold, action, decision)) is not None:
+                about = _about(decision, action)
+                about["reason"] = f"{decision.reason}; asked again: {again.doc}"
+                return await self._granted(row, action, decision) or Hold(decision, about, again)
+            case Answer.NEEDS_APPROVAL:
                 assert fold.approval_id is not None
                 return Pass(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
-            case Answer.NEEDS_APPROVAL:
-                return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
             case _:
                 return Deny(decision)
 
@@ -102,17 +115,20 @@ class Gate:
         return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
 
 
-def _is_answered(fold: StepFold, action: ProposedAction, decision: Decision) -> bool:
-    """People said yes to exactly this, under exactly this policy, and no less was asked of them than is asked now.
+def _why_again(fold: StepFold, action: ProposedAction, decision: Decision) -> Again | None:
+    """None: people said yes to exactly this, under exactly this policy, and no less was asked of them than is now.
 
     Anything else is a new question. More is asked under the same policy if the tool's risk was raised, or by the hour.
     """
-    if (fold.allowed_digest, fold.allowed_policy) != (action.digest, decision.policy_digest):
-        return False
+    if fold.allowed_digest != action.digest:
+        return Again.ACTION
+    if fold.allowed_policy != decision.policy_digest:
+        return Again.POLICY
     given = fold.allowed_demand
-    return given is not None and _demand(**given).covers(
+    covers = given is not None and _demand(**given).covers(
         _demand(decision.tier or Tier.HIGH, decision.two_person, decision.approvers, decision.reason_required)
     )
+    return None if covers else Again.DEMAND
 
 
 def _demand(tier: str, two_person: bool, approvers: Iterable[str], reason_required: bool) -> Demand:

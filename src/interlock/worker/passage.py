@@ -144,9 +144,9 @@ class Passage:
                 }
                 self._settler.fail(fold, error, RunReason.POLICY_DENIED, decision=decision.recorded())
                 return None
-            case Hold(decision, about):
+            case Hold(decision, about, again):
                 self._settler.begin(fold)
-                data = {"decision": decision.recorded()}
+                data = {"decision": decision.recorded()} | ({"asked_again": again} if again else {})
                 run.asks.append(ask(run.journal, fold, StepEvent.HOLD, AskKind.ACTION, data=data, **about))
                 return None
             case Pass():
