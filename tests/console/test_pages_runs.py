@@ -3,7 +3,7 @@
 from tests.console.pages import Browser, text_of
 from tests.rig import Rig
 
-from interlock import Context, FlowContext
+from interlock import Context, FlowContext, Retryable
 
 
 async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Browser) -> None:
@@ -12,6 +12,24 @@ async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Bro
     assert "Waits for bank.paid of ch_1 ; times out in 48 h ." in text_of(await admin.get(f"/runs/{run_id}"))
     await rig.apply("name: w\nsteps: [{id: paid, wait: {event: bank.paid, correlation: 7}}]")
     assert "Waits for bank.paid of 7 ." in text_of(await admin.get(f"/runs/{await rig.start('w')}"))
+
+
+async def test_a_step_that_will_be_tried_again_is_called_retrying_everywhere(rig: Rig, admin: Browser) -> None:
+    @rig.tool("t.busy")
+    async def busy() -> None:
+        raise Retryable("busy")
+
+    await rig.apply(
+        "name: n\nsteps: [{id: a, tool: t.busy, retry: {base_delay: 1h, max_delay: 2h}, needs: []},"
+        " {id: b, needs: [a], approval: {}}, {id: c, needs: [a], approval: {}}]"
+    )
+    run_id = await rig.start("n")
+    async with rig.worker():
+        await rig.until_journal(run_id, "a: running -retry-> pending")
+    first, second, _ = (await rig.http().get(f"/api/runs/{run_id}")).json()["steps"]
+    assert (first["status"], first["retrying"], second["retrying"]) == ("pending", True, False)
+    page = text_of(await admin.get(f"/runs/{run_id}"))
+    assert page.count("retrying") == 2 and "Next attempt in 2 h" in page, "in the graph and in the list"
 
 
 async def test_what_is_asked_can_be_read_to_its_end(rig: Rig, admin: Browser) -> None:

@@ -94,6 +94,7 @@ def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
         "attempt": fold.attempt,
         "max_attempts": fold.step.retry.max_attempts,
         "next_run_at": fold.next_run_at,
+        "retrying": fold.status == StepState.PENDING and fold.attempt >= 1,
         "waits_for": fold.awaits if fold.status == StepState.WAITING_EXTERNAL else None,
         "last_error": fold.last_error,
         "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),

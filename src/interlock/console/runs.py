@@ -164,7 +164,10 @@ def _steps(view: dict[str, Any], journal: Journal) -> list[dict[str, Any]]:
 
 
 def _graph(view: dict[str, Any]) -> graph.Drawing | None:
-    return graph.draw((s["key"], s["key"], s["status"], s["needs"]) for s in view["steps"])
+    def said(step: dict[str, Any]) -> str:
+        return "retrying" if step["retrying"] else str(step["status"])
+
+    return graph.draw((s["key"], s["key"], said(s), s["needs"]) for s in view["steps"])
 
 
 def _chart(row: Row, view: dict[str, Any]) -> timeline.Timeline:

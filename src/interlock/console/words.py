@@ -13,8 +13,11 @@ from interlock.lifecycle.tone import tone_of
 
 # What machines share in words they mean alike; a run's and a step's are met most.
 _MACHINES: tuple[Machine[Any, Any], ...] = (JOB, WORKER, RECEIPT, APPROVAL, STEP, RUN)
+# A step that failed and will be tried again is pending to its machine, and something else to whoever looks.
+_RETRYING = "retrying"
 _TONE = {str(state): tone_of(machine, state) for machine in _MACHINES for state in machine.states}
 _MEANS = {str(state): state.doc for machine in _MACHINES for state in machine.states}
+_TONE[_RETRYING], _MEANS[_RETRYING] = "warn", "It failed, and will be tried again."
 
 
 def state(name: str | None) -> Markup:

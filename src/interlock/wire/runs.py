@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt, computed_field
 
 from interlock.lifecycle import RunReason, RunState, StepState, Term
 from interlock.wire.grammar import Body, Id, Name, Seconds, StateChange, Text, View, encodable
@@ -78,6 +78,7 @@ class Step(View):
     # The label of the workers that may do it; null: any.
     runs_on: str | None = None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def retrying(self) -> bool:
         """It failed and will be tried again; to the lifecycle it is simply pending."""
