@@ -300,7 +300,7 @@ def test_rejecting_a_run_that_waits_for_nobody_is_an_error(stub: Stub) -> None:
 def test_approvals_that_wait_are_listed(stub: Stub) -> None:
     stub.on("GET /api/approvals", {"items": [an_approval()], "next_cursor": None})
     row = run("approval", "list").stdout.splitlines()[1]
-    assert row.split() == ["ap-1", "requested", "high", "review", "Refund", "120", "0/2", "run-1"]
+    assert row.split() == ["ap-1", "high", "review", "Refund", "120", "0/2"]
     assert stub.query("GET /api/approvals")["status"] == "requested"
 
 

@@ -56,5 +56,5 @@ def test_show_has_the_log_of_what_was_undone(stub: Stub) -> None:
     undone = a_step("hotel:undo", "failed", undoes="hotel", tool="trip.cancel", last_error=error)
     stub.on("GET /api/runs/run-1", a_run(status="failed", reason="compensation_failed", compensation=[undone]))
     lines = [" ".join(line.split()) for line in run("run", "show", "run-1").stdout.splitlines()]
-    assert "UNDO DOES STATUS ATTEMPT TOOK NOTE" in lines
+    assert "UNDO DOES STATUS TRIES TOOK NOTE" in lines
     assert any(line.startswith("hotel trip.cancel failed 1/4") and "not refundable" in line for line in lines)

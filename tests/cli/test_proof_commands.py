@@ -72,7 +72,7 @@ def test_list_shows_positions(stub: Stub) -> None:
     entry = {"position": 9, "link": "ab", "seq": 2, "type": "step_transition", "at": NOW.isoformat(), "run_id": RUN}
     stub.on("GET /api/audit", {"items": [{**entry, "data": data}], "next_cursor": "Mg"})
     out = run("audit", "list", "--after", "8", "--run", RUN).stdout
-    assert "pay running" in out and "more: --cursor Mg" in out
+    assert "step transition pay → running" in out and "more: --cursor Mg" in out
     assert stub.query("GET /api/audit") == {"after": "8", "run_id": RUN, "limit": "50"}
 
 

@@ -27,12 +27,16 @@ ENTRIES: "show.Columns[AuditEntry]" = {
     "at": lambda entry: show.moment(entry.at),
     "run": lambda entry: entry.run_id,
     "seq": lambda entry: str(entry.seq),
-    "type": lambda entry: show.cell(entry.type),
-    "by": lambda entry: show.cell(entry.data.get("actor") or ""),
-    "what": lambda entry: show.cell(
-        " ".join(str(entry.data[name]) for name in ("step_key", "event", "to_state") if entry.data.get(name))
-    ),
+    "what": lambda entry: show.cell(_what(entry)),
+    "by": lambda entry: show.cell(show.who(entry.data.get("actor") or "")),
 }
+
+
+def _what(entry: "AuditEntry") -> str:
+    """`step transition refund → succeeded`, as the console has it."""
+    said = [entry.type.replace("_", " "), entry.data.get("step_key")]
+    moved = f"→ {entry.data['to_state']}" if entry.data.get("to_state") else None
+    return " ".join(str(part) for part in (*said, moved) if part)
 
 
 @app.command(epilog=example("interlock audit verify", "interlock audit verify --with kept/evidence-1.json --json"))

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 APPROVALS: "show.Columns[Approval]" = {
     "id": lambda approval: approval.id,
-    "status": lambda approval: show.word(approval.status),
     "tier": lambda approval: approval.tier,
     "step": lambda approval: visible(approval.step_key),
     "asks": lambda approval: one_line(approval.summary or approval.action.tool or ""),
     "votes": lambda approval: f"{len(approval.votes)}/{2 if approval.two_person else 1}",
     "expires": lambda approval: show.moment(approval.expires_at),
-    "run": lambda approval: approval.run_id,
 }
 
 

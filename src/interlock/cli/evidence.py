@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.padding import Padding
 
 from interlock.cli import show
 from interlock.cli.connection import connect
+from interlock.cli.listing import Listing
 from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
@@ -115,10 +116,8 @@ def _page(opened: "Opened") -> RenderableType:
     return Group(*parts)
 
 
-def _table(section: "Section") -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
+def _table(section: "Section") -> RenderableType:
+    rows = [[visible(value) for value in row] for row in section.rows]
     if section.columns:
-        table.add_row("", *section.columns, style="dim")
-    for row in section.rows:
-        table.add_row("", *(visible(value) for value in row))
-    return table
+        return Padding(Listing(section.columns, rows), (0, 0, 0, 2))
+    return show.block(dict(rows))

@@ -89,7 +89,9 @@ def show_job(ctx: typer.Context, job_id: JobId, as_json: Json = False) -> None:
     """Show a job, how far it is, and everything that happened to it."""
     with connect(ctx) as client:
         job = client.job(job_id)
-    show.print_view(job, lambda: Group(_page(job), show.table(job.state_history or [], show.HISTORY)), as_json=as_json)
+    show.print_view(
+        job, lambda: Group(_page(job), "", show.table(job.state_history or [], show.HISTORY)), as_json=as_json
+    )
 
 
 @app.command(epilog=example(f"interlock job tree {_ID}"))
@@ -140,8 +142,8 @@ def _page(job: "Job") -> RenderableType:
 def _line(job: "Job") -> str:
     progress = job.progress
     parts = [f"{progress.done}/{progress.total}"]
-    if progress.failed or progress.canceled:
-        parts.append(f"{progress.failed} failed, {progress.canceled} canceled")
+    ended_badly = {"failed": progress.failed, "canceled": progress.canceled}
+    parts += [f"{count} {how}" for how, count in ended_badly.items() if count]
     if progress.rate_per_second:
         parts.append(f"{progress.rate_per_second:.3g}/s")
     if progress.eta_seconds is not None and progress.done < progress.total:
@@ -151,13 +153,15 @@ def _line(job: "Job") -> str:
 
 def _bar(job: "Job") -> RenderableType:
     row = Table.grid(padding=(0, 2, 0, 0))
-    bar = ProgressBar(total=job.progress.total, completed=job.progress.done, width=40)
-    row.add_row(one_line(job.task_description)[:40], show.word(job.status), bar, _line(job))
+    bar = ProgressBar(total=job.progress.total, completed=job.progress.done, width=24)
+    row.add_row(one_line(job.task_description)[:30], show.word(job.status), bar, _line(job))
     return row
 
 
 def _branches(found: "JobTree", onto: Tree | None = None) -> Tree:
     label = Table.grid(padding=(0, 2, 0, 0))
+    for no_wrap in (True, True, True, False):
+        label.add_column(no_wrap=no_wrap, overflow="fold")
     label.add_row(found.id, show.word(found.status), _line(found), one_line(found.task_description)[:60])
     here = onto.add(label) if onto is not None else Tree(label)
     for child in found.children:

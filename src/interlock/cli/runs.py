@@ -152,13 +152,13 @@ def events(
             if as_json:
                 show.print_json(Page[Event](items=found))
             for event in () if as_json else found:
-                out.print(show.event_line(event))
+                show.print_event(out, event)
             return
         for event in client.follow(run_id, after):
             if as_json:
                 show.print_json(event, indent=None)
             else:
-                out.print(show.event_line(event))
+                show.print_event(out, event)
 
 
 def _print_run(run: "Run", *, as_json: bool) -> None:

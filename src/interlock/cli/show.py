@@ -1,15 +1,17 @@
 """Showing: tables and pages for people, JSON for programs."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from interlock.cli.listing import Listing
 from interlock.cli.text import one_line, visible
 from interlock.lifecycle import (
     MACHINES,
@@ -55,13 +57,28 @@ _COLOURS: dict[Tone, str] = {
     "warn": "yellow",
     "busy": "cyan",
 }
-_WIDE = 400
+_WIDE = 1_000_000
+_PADDING = re.compile(r" +$(?=\n)", re.MULTILINE)
 
 
 def console() -> Console:
     """Where commands print. Into a pipe nothing is cut or wrapped; foreign text is never read as markup."""
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+    to_terminal = sys.stdout.isatty()
+    out = sys.stdout if to_terminal else cast(TextIO, _Unpadded(sys.stdout))
+    return Console(file=out, width=None if to_terminal else _WIDE, markup=False, emoji=False, highlight=False)
+
+
+class _Unpadded:
+    """Lines without the spaces that fill a column up at their end."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
 def print_json(view: "BaseModel | Mapping[str, Any]", *, indent: int | None = 2) -> None:
@@ -84,7 +101,7 @@ def print_page(page: "Page[T]", columns: "Columns[T]", *, as_json: bool) -> None
     out = console()
     out.print(table(page.items, columns) if page.items else "none")
     if page.next_cursor:
-        out.print(f"more: --cursor {page.next_cursor}", style="dim")
+        out.print(f"more: --cursor {page.next_cursor}", style="dim", soft_wrap=True)
 
 
 # ---------------------------------------------------------------- words
@@ -124,6 +141,12 @@ def took(start: datetime | None, end: datetime | None) -> str:
     return span(((end or datetime.now(UTC)) - start).total_seconds()) if start else ""
 
 
+def who(actor: str) -> str:
+    """Of `name:key-id` the name."""
+    name, _, tail = actor.rpartition(":")
+    return name if name and len(tail) == 36 else actor
+
+
 def cell(value: Any) -> str:
     """Any JSON value on one line."""
     return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
@@ -144,13 +167,9 @@ def brief(error: Any) -> str:
     return "" if error is None else cell(error)
 
 
-def table(items: Iterable[T], columns: "Columns[T]") -> Table:
-    found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        found.add_column(name.upper(), no_wrap=name == "id", overflow="fold")
-    for item in items:
-        found.add_row(*(column(item) for column in columns.values()))
-    return found
+def table(items: Iterable[T], columns: "Columns[T]") -> Listing:
+    rows = [[column(item) for column in columns.values()] for item in items]
+    return Listing([name.upper() for name in columns], rows)
 
 
 def facts(**pairs: RenderableType | None) -> Table:
@@ -205,7 +224,7 @@ HISTORY: "Columns[StateChange]" = {
     "from": lambda change: change.from_state or "",
     "event": lambda change: change.event,
     "to": lambda change: change.to_state,
-    "by": lambda change: visible(change.by),
+    "by": lambda change: visible(who(change.by)),
     "reason": lambda change: one_line(change.reason or ""),
 }
 
@@ -224,7 +243,7 @@ STEPS: "Columns[Step]" = {
     "step": lambda step: visible(step.key),
     "does": lambda step: visible(step.tool or step.kind) + (f" on {visible(step.runs_on)}" if step.runs_on else ""),
     "status": lambda step: Text("retrying", style="yellow") if step.retrying else word(step.status),
-    "attempt": lambda step: f"{step.attempt}/{step.max_attempts}" if step.attempt else "",
+    "tries": lambda step: f"{step.attempt}/{step.max_attempts}" if step.attempt else "",
     "took": lambda step: took(step.started_at, step.completed_at) if step.attempt or step.completed_at else "",
     "note": lambda step: note(step),
 }
@@ -232,7 +251,7 @@ STEPS: "Columns[Step]" = {
 
 COMPENSATION: "Columns[Compensation]" = {
     "undo": lambda step: visible(step.undoes),
-    **{name: STEPS[name] for name in ("does", "status", "attempt", "took", "note")},
+    **{name: STEPS[name] for name in ("does", "status", "tries", "took", "note")},
 }
 
 
@@ -277,6 +296,11 @@ def _status(run: "Run") -> Text:
     return said.append(f"  {(run.reason or run.status).doc}", style="dim")
 
 
+def print_event(out: Console, event: "Event") -> None:
+    """One line: at a terminal what fits, into a pipe all of it."""
+    out.print(event_line(event), no_wrap=True, overflow="ellipsis")
+
+
 def event_line(event: "Event") -> str:
     return f"{event.seq:>4}  {clock(event.at)}  {event.type:<18}  {_what(event.data)}".rstrip()
 
@@ -287,6 +311,8 @@ def _what(data: Mapping[str, Any]) -> str:
     rest.pop("context", None)  # for programs; people have the actor
     step, source, target = rest.pop("step_key", None), rest.pop("from_state", None), rest.pop("to_state", None)
     move = f"{source} → {target}" if source and target else target or ""
+    if "actor" in rest:  # first: it is what people ask for
+        rest = {"by": who(str(rest.pop("actor")))} | rest
     head = ": ".join(cell(part) for part in (step, move) if part)
     return "  ".join(filter(None, (head, " ".join(f"{visible(name)}={cell(value)}" for name, value in rest.items()))))
 

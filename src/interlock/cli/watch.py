@@ -28,7 +28,7 @@ def watch(client: "Client", run: "Run", *, as_json: bool = False) -> "Run":
         _watch_live(Progress(run), events, out)
     else:
         for event in events:
-            out.print(show.event_line(event))
+            show.print_event(out, event)
     return client.run(run.id)
 
 

@@ -82,7 +82,7 @@ def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) 
             labels=visible(", ".join(found.labels)), job=found.job_id, heartbeat=show.moment(found.heartbeat_at),
         )
     )  # fmt: skip
-    out.print(show.table(found.state_history or [], show.HISTORY))
+    out.print("", show.table(found.state_history or [], show.HISTORY), sep="\n")
     for event in reserved:
         what = "reserved for" if event.type == "worker_reserved" else "released from"
         out.print(f"{show.moment(event.at)}  {what} job {event.data.get('job_id')}", style="dim")
