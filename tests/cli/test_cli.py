@@ -510,12 +510,14 @@ def test_events_move_the_steps_on_the_screen() -> None:
         error={"message": "503"},
         next_run_at="2026-11-16T12:01:00Z",
     )
-    move(progress, 4, step_key="surprise", to_state="running", attempt=1)
+    declares = {"kind": "tool", "tool": "shop.thank"}
+    move(progress, 4, step_key="surprise", to_state="running", attempt=1, declares=declares)
     assert (progress.run.status, progress.settled) == (RunState.RUNNING, 1)
     screen = io.StringIO()
     Console(width=120, file=screen).print(progress.page())
     text = screen.getvalue()
-    assert "1/3" in text and "503" in text and "surprise" in text
+    assert "1/3" in text and "503" in text
+    assert ["surprise", "shop.thank", "running", "1/4"] in [line.split()[:4] for line in text.splitlines()]
 
 
 def test_an_event_about_something_else_moves_nothing() -> None:

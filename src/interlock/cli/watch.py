@@ -1,6 +1,6 @@
 """Watching a run: its steps on the screen, moved by its events."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -39,6 +39,13 @@ def _watch_live(progress: "Progress", events: "Iterator[Event]", out: Console) -
             progress.apply(event)
 
 
+def _declared(said: Mapping[str, Any]) -> dict[str, Any]:
+    from interlock.definition.plan import Retry
+
+    usual = {"kind": "step", "max_attempts": Retry().max_attempts}
+    return usual | {name: said[name] for name in ("kind", "tool", "runs_on", "max_attempts") if name in said}
+
+
 class Progress:
     """A run as its events tell it, starting from how it was when we began to look."""
 
@@ -53,12 +60,11 @@ class Progress:
                 self.run = self._changed({"status": state})
 
     def _move_step(self, key: str, state: str, event: "Event") -> None:
-        steps = [step.model_dump() for step in self.run.steps]
+        steps, data = [step.model_dump() for step in self.run.steps], event.data
         found = next((step for step in steps if step["key"] == key), None)
-        if found is None:  # a flow's steps are known only when they happen
-            found = {"id": key, "key": key, "index": len(steps), "kind": "step"}
+        if found is None:  # a flow's steps are known only when they happen, and say then what they are
+            found = {"id": key, "key": key, "index": len(steps)} | _declared(data.get("declares") or {})
             steps.append(found)
-        data = event.data
         found["status"] = state
         found["attempt"] = data.get("attempt") or found.get("attempt", 0)
         found["next_run_at"] = data.get("next_run_at")

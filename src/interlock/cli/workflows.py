@@ -69,7 +69,8 @@ def show_workflow(
 
 def _summary(plan: "Plan") -> str:
     steps = " → ".join(f"{step.key} ({step.tool or step.kind})" for step in plan.steps)
-    return f"{plan.name} is valid: {len(plan.steps)} steps: {steps}"
+    count = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
+    return f"{plan.name} is valid: {count}: {steps}"
 
 
 def _page(workflow: "Workflow") -> RenderableType:
