@@ -42,6 +42,13 @@ def test_a_file_is_loaded_and_registers_its_tools(tmp_path: Path) -> None:
     assert found is not None and found.function() == "loading.one"
 
 
+def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "loading_beside.py", "NAME = 'loading.beside'\n")
+    text = TOOLS.format(name="loading.main") + "import loading_beside\n"
+    load_tools(write(tmp_path / "main.py", text))
+    assert registry.find("loading.main")
+
+
 def test_a_list_of_files_may_have_spaces_gaps_and_the_same_name_in_two_folders(tmp_path: Path) -> None:
     first = write(tmp_path / "a" / "tools.py", TOOLS.format(name="loading.a"))
     second = write(tmp_path / "b" / "tools.py", TOOLS.format(name="loading.b"))

@@ -1,11 +1,12 @@
 """Tools: functions that act on the world, with what the engine has to know about them."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -361,13 +362,21 @@ def _load(item: str) -> None:
         module = importlib.util.module_from_spec(located)
         sys.modules[name] = module
         try:
-            located.loader.exec_module(module)
+            with _importable(path.resolve().parent):
+                located.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
     else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
+        with _importable(Path.cwd()):
             importlib.import_module(item)
-        finally:
-            sys.path.remove(str(Path.cwd()))
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """What is in the folder can be imported: the modules that are named, and those that stand beside a file."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
