@@ -149,6 +149,17 @@ async def test_a_key_is_forgotten_after_a_day(rig: Rig, http: httpx2.AsyncClient
     assert await runs(rig) == 2
 
 
+async def test_a_key_that_is_empty_is_refused(rig: Rig, http: httpx2.AsyncClient) -> None:
+    """It is a variable that was not set: the next request with it would be a second run."""
+    for header in ("Idempotency-Key", "X-Idempotency-Key"):
+        for empty in ("", "  "):
+            answer = await http.post("/api/runs", json={"workflow": "echo"}, headers={header: empty})
+            assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
+    assert await runs(rig) == 0
+    # Proxies put it in for themselves.
+    assert (await http.post("/api/runs", json={"workflow": "echo"}, headers={"X-Request-ID": ""})).status_code == 201
+
+
 async def test_a_key_that_is_too_long_is_refused(http: httpx2.AsyncClient) -> None:
     answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k" * 256})
     assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")

@@ -116,6 +116,26 @@ def test_filters_that_were_not_given_are_not_sent(kind: Kind) -> None:
     assert [run.id for run in page.items] == ["0198-run"]
 
 
+@pytest.mark.parametrize(
+    ("method", "args", "kwargs", "said"),
+    [
+        ("start", ("refund",), {"idempotency_key": "größe"}, "an idempotency key has printable ASCII characters"),
+        ("start", ("refund",), {"idempotency_key": "a\nb"}, "an idempotency key has printable ASCII characters"),
+        ("start", ("refund",), {"idempotency_key": ""}, "an idempotency key is not empty"),
+        ("say", ("hello",), {"session_id": "last"}, "session_id: "),
+        ("submit_job", ("count", "refund"), {"parent_job_id": "last"}, "parent_job_id: "),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_as_the_server_would(
+    kind: Kind, method: str, args: Any, kwargs: Any, said: str
+) -> None:
+    """Above all a key that is none: without one, what was to be done once could be done twice."""
+    server = Server(ok(RUN))
+    with pytest.raises(ApiError, match=said) as refused:
+        kind.call(server, method, *args, **kwargs)
+    assert (refused.value.status, refused.value.code, server.asked) == (422, "INVALID_REQUEST", [])
+
+
 def test_a_name_cannot_become_another_path(kind: Kind) -> None:
     server = Server(ok(RUN))
     kind.call(server, "run", "a/../../keys?x=1")

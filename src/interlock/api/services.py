@@ -123,6 +123,9 @@ async def _idempotency_key(request: Request) -> tuple[str | None, bytes]:
     """The key, and what the request is compared by: its JSON, whatever its spacing or the order of its keys."""
     body = await request.body()
     given: str | None = next((request.headers[h] for h in _KEY_HEADERS if request.headers.get(h)), None)
+    if empty := next((h for h in _KEY_HEADERS[:2] if request.headers.get(h, "key").strip() == ""), None):
+        # A variable that was not set, most likely: without a key the same request again would be a second one.
+        raise Invalid(f"{empty} is empty; give a key, or leave it out")
     try:
         parsed = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:

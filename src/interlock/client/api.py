@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
-from uuid import UUID
 
 from interlock.client.call import Call, at, delete, endpoint, get, post, send_text
 from interlock.lifecycle import ApprovalState, JobState, RunState, Tier
@@ -274,9 +273,11 @@ class Api:
         idempotency_key: str | None = None,
     ) -> Call[Sent]:
         """Say something to an agent. While its session has a run under way: SESSION_BUSY, or later with `queue`."""
-        session = UUID(session_id) if session_id else None
-        body = NewMessage(
-            content=content, session_id=session, agent=agent, auto_approve=auto_approve, queue=queue
+        body = NewMessage.model_validate(
+            {
+                "content": content, "session_id": session_id, "agent": agent, "auto_approve": auto_approve,
+                "queue": queue,
+            }
         )  # fmt: skip
         return post("/api/messages", Sent, body, idempotency_key=idempotency_key)
 
@@ -719,10 +720,11 @@ class Api:
         request_id: str | None = None,
     ) -> Call[Job]:  # fmt: skip
         """One run for each input, on workers that are reserved for it."""
-        body = NewJob(
-            task_description=task_description, workflow=workflow, version=version, inputs=list(inputs),
-            worker_count=worker_count, parent_job_id=UUID(parent_job_id) if parent_job_id else None,
-            timeout_seconds=timeout_seconds,
+        body = NewJob.model_validate(
+            {
+                "task_description": task_description, "workflow": workflow, "version": version, "inputs": list(inputs),
+                "worker_count": worker_count, "parent_job_id": parent_job_id, "timeout_seconds": timeout_seconds,
+            }
         )  # fmt: skip
         return post("/api/jobs", Job, body, idempotency_key=request_id)
 

@@ -68,8 +68,18 @@ def send_text(
     **query: Any,
 ) -> Call[M]:
     # With a key of its own even a request that changes something can be sent again when the connection breaks.
-    headers = {"Content-Type": content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+    key = _checked(idempotency_key) if idempotency_key is not None else str(uuid.uuid4())
+    headers = {"Content-Type": content_type, "Idempotency-Key": key}
     return Call(method, path, _reader(view), _given(query, wait=wait), headers, content, wait or 0)
+
+
+def _checked(key: str) -> str:
+    """Also that it is not empty: a variable that was not set must not become a request that can be made twice."""
+    if not key.strip():
+        raise ApiError.of_request("an idempotency key is not empty; leave it out if there is none")
+    if not key.isascii() or not key.isprintable():
+        raise ApiError.of_request("an idempotency key has printable ASCII characters: it is sent in a header")
+    return key
 
 
 @overload

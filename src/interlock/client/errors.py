@@ -60,7 +60,12 @@ class ApiError(ClientError):
     @classmethod
     def of_body(cls, error: ValidationError) -> "ApiError":
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        return cls(422, "INVALID_REQUEST", "The request is not valid", "; ".join(faults))
+        return cls.of_request("; ".join(faults))
+
+    @classmethod
+    def of_request(cls, detail: str) -> "ApiError":
+        """What the server would say, had it been asked."""
+        return cls(422, "INVALID_REQUEST", "The request is not valid", detail)
 
     @classmethod
     def unreadable(cls, response: Answer) -> "ApiError":
