@@ -19,7 +19,9 @@ from typer.main import get_command
 
 import interlock
 from interlock.cli import app, show
+from interlock.cli.outcome import explain
 from interlock.cli.watch import Progress
+from interlock.errors import Invalid, Unavailable
 from interlock.lifecycle import MACHINES, RUN, RunState
 from interlock.wire import Event, Run, Step
 
@@ -81,6 +83,26 @@ def test_a_missing_key_says_how_to_give_one(stub: Stub) -> None:
 def test_nobody_there_says_how_to_start_one(url: str) -> None:
     line = refused(run("--url", "http://127.0.0.1:1", "run", "list"))
     assert line == "interlock: no Interlock at http://127.0.0.1:1; start one with `interlock up`"
+
+
+@pytest.mark.parametrize("address", ["foo", "ftp://host", "http://[::1", "http://[x]"])
+def test_an_address_that_is_none_is_one_line(url: str, address: str) -> None:
+    line = refused(run("--url", address, "run", "list"))
+    assert line == f"interlock: '{address}' is not an address; expected one like http://127.0.0.1:8420"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Invalid("cannot listen on 127.0.0.1:80"), "cannot listen on 127.0.0.1:80"),
+        (Unavailable("it did not answer"), "The database is not reachable: it did not answer"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(13, "Permission denied", "data"), "data: Permission denied"),
+        (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "no"), "'caf\\udce9' is no text in UTF-8"),
+    ],
+)
+def test_what_went_wrong_here_is_one_line_that_says_what(error: Exception, line: str) -> None:
+    assert explain(error) == (line, 1)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,15 @@ def connect(ctx: typer.Context) -> "Client":
     local_url = _left_by_server("url")
     url = flags.url or local_url or DEFAULT_URL
     # The local admin key is for the local server; it must not travel to whatever --url names.
-    is_local = url == local_url or urlsplit(url).hostname in _LOOPBACK
+    is_local = url == local_url or _host_of(url) in _LOOPBACK
     return Client(url, flags.key or (_left_by_server("admin.key") if is_local else None))
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # which the client says in its own words
+        return None
 
 
 def _left_by_server(name: str) -> str | None:

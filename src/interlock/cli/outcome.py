@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from interlock.cli.text import one_line
-from interlock.errors import Problem
+from interlock.errors import Invalid, Problem
 
 INTERRUPTED = 130
 
@@ -59,10 +59,16 @@ def explain(error: Exception) -> tuple[str, int]:
             return f"nobody knows whether it happened; find out and say: {resolve}", 1
         case ClientError():
             return str(error), 1
+        case Problem(title=Invalid.title):  # of no request: it was found out here
+            return error.detail, 1
         case Problem():
             return f"{error.title}: {error.detail}", 1
         case OSError(filename=str() as name, strerror=str() as why):
             return f"{name}: {why}", 1
+        case OSError(strerror=str() as why):
+            return why, 1
+        case UnicodeEncodeError():
+            return f"{error.object[:80]!r} is no text in UTF-8", 1
         case _:
             return f"unexpected {type(error).__name__}: {error} (INTERLOCK_TRACEBACK=1 shows where)", 1
 
