@@ -1,12 +1,14 @@
 """A session: a message is a run, writes are held for people, and what was decided is done in the same run."""
 
 import asyncio
+import re
 from typing import Any
 from uuid import UUID
 
 import orjson
 import pytest
 
+from interlock.agents import scripted
 from interlock.agents.conversation import conversation
 from interlock.engine import audit, sessions, sweeps
 from interlock.integrations.webhooks import run_data
@@ -217,6 +219,51 @@ async def test_who_may_not_approve_cannot_do_so_in_advance(talk: Talk, role: str
     opened = (await talk.post("/api/sessions", {"agent": "support", "auto_approve": True}))[1]
     sent = await other.told("refund ch_1 40", session_id=opened["id"])
     assert len(await talk.held(sent["run_id"])) == 1
+
+
+# ---------------------------------------------------------------- scripts
+
+
+async def test_an_expression_that_never_ends_fails_its_run_and_holds_up_nobody(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripted, "_PATIENCE_SECONDS", 0.5)
+    script = [{"match": "(a+)+$", "turns": [{"say": "done"}]}]
+    assert (await talk.post("/api/agents", {"name": "evil", "model": "scripted", "script": script}))[0] == 201
+    await talk.ended((await talk.told("hello"))["run_id"])  # what it imports takes a moment, once
+    ticks: list[None] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(None)
+            await asyncio.sleep(0.01)
+
+    ticking = asyncio.create_task(tick())
+    run = await talk.ended((await talk.told("a" * 5000 + "!", agent="evil"))["run_id"])
+    ticking.cancel()
+    assert (run["status"], run["reason"]) == ("failed", "terminal_error")
+    assert "came to no end" in run["error"]["message"]
+    assert len(ticks) > 5, "others go on meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "quick"),
+    [
+        (r"^refund (?P<charge>\w+) (?P<amount>\d+)", True),
+        ("^(?:yes|no)", True),
+        ("(a+)+", False),
+        ("(?x)(a+) +", False),
+        ("(a+)(?#)+", False),
+        (r"(a)\1*", False),
+        ("(a|aa)" * 20 + "$", False),
+        (r"\s*" * 9 + "x", False),
+    ],
+)
+async def test_what_may_take_long_is_matched_elsewhere_and_alike(pattern: str, quick: bool) -> None:
+    assert scripted._is_quick(pattern, 20) == quick
+    for text in ("refund ch_1 40 aaaa", "no"):
+        found = re.search(pattern, text, re.DOTALL)
+        assert scripted._found_elsewhere(pattern, text) == (None if found is None else found.groupdict())
 
 
 # ---------------------------------------------------------------- one run at a time
