@@ -60,6 +60,21 @@ def test_ctrl_c_is_ctrl_c_though_tidying_up_after_it_fails() -> None:
         run_loop(work())
 
 
+def test_work_that_is_told_to_end_closes_what_it_opened() -> None:
+    closed = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            closed.append(True)
+
+    with pytest.raises(SystemExit) as ended:
+        run_loop(work())
+    assert (ended.value.code, closed) == (143, [True])
+
+
 def test_a_port_is_one_servers_from_the_moment_that_it_has_it() -> None:
     """Not only from when it serves: of two that are started at once, one is told."""
     with listen("127.0.0.1", 0) as first, pytest.raises(Invalid, match="Address already in use"):

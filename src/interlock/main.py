@@ -51,19 +51,31 @@ def database_url(settings: Settings) -> str:
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     try:
+        return _run(_until_told(work))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
         import uvloop
     except ImportError:
-        return asyncio.run(_interruptible(work))
-    return uvloop.run(_interruptible(work))
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
-async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Ctrl-C stays Ctrl-C though tidying up after it failed."""
+async def _until_told(work: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM ends it as Ctrl-C does: whoever opened something closes it. Who serves has a way of their own.
+
+    And it has been told to end though tidying up after that failed.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await work
     except Exception as error:
-        task = asyncio.current_task()
-        if task is None or not task.cancelling():
+        if not task.cancelling():
             raise
         log.warning("stopped_untidily", error=str(error) or type(error).__name__)
         raise asyncio.CancelledError from error

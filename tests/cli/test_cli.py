@@ -140,6 +140,18 @@ def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused(run("run", "list")) == "interlock: unexpected KeyError: 'a' (INTERLOCK_TRACEBACK=1 shows where)"
 
 
+def test_a_command_that_is_told_to_end_leaves_nothing_behind() -> None:
+    """The embedded PostgreSQL is stopped when its last user ends; who is killed on the spot would leave it running."""
+    code = (
+        "import atexit, os, signal, interlock.cli as cli\n"
+        "atexit.register(print, 'left')\n"
+        "cli.app = lambda **_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=_path_only())
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "left\n", "")
+
+
 def test_ctrl_c_is_quiet(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(ctx: Any) -> None:
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 Commands import what they need when they run, so that asking for help or a list does not load the engine.
 """
 
+import signal
 from typing import Annotated
 
 import typer
@@ -95,4 +96,10 @@ app.add_typer(admin.tenants, name="tenant")
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _end)
     app(prog_name="interlock")
+
+
+def _end(number: int, _: object) -> None:
+    """As after Ctrl-C: what was begun is ended, the embedded server with its last user."""
+    raise SystemExit(128 + number)
