@@ -316,6 +316,17 @@ async def test_a_form_is_read_as_github_sends_it(rig: Rig, apply: Apply, form: b
     assert orjson.loads((await runs(rig))[0]["input"]) == {"ref": "refs/heads/main"}
 
 
+async def test_a_form_without_a_payload_is_the_senders_mistake(rig: Rig, apply: Apply) -> None:
+    await apply(**HOOK)
+    for body in (b"payload=", b"payload=&x=1", b"payload=%FF"):
+        headers = {
+            "content-type": "application/x-www-form-urlencoded", "x-github-event": "push", "x-github-delivery": "d1",
+            "x-hub-signature-256": "sha256=" + hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest(),
+        }  # fmt: skip
+        answer = await rig.http("").post("/api/hooks/github/hook", content=body, headers=headers)
+        assert (answer.status_code, answer.json()["detail"][:20]) == (422, "the body is not JSON"), body
+
+
 async def test_while_the_first_is_under_way_the_second_is_told_so(
     rig: Rig, apply: Apply, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ def _github_payload(request: Request, body: bytes) -> Any:
     """GitHub can be told to send a form; the signature is over the form then. (curl calls everything a form.)"""
     is_form = "application/x-www-form-urlencoded" in request.headers.get("content-type", "")
     if is_form and body.startswith(b"payload="):
-        body = parse_qs(body.decode(errors="replace"))["payload"][0].encode()
+        body = parse_qs(body.decode(errors="replace"), keep_blank_values=True)["payload"][0].encode()
     return _payload(body)
 
 
