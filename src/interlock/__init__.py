@@ -8,7 +8,7 @@ from interlock.errors import Retryable, Terminal
 if TYPE_CHECKING:
     from interlock.client import AsyncClient, Client
     from interlock.flows import EventMissed, FlowContext, Rejected, StepFailed
-    from interlock.tools import Context, Secret, flow, tool
+    from interlock.tools import Context, DidNotHappen, Happened, Secret, flow, tool
 
 try:
     __version__ = version("interlock")
@@ -19,8 +19,10 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Context",
+    "DidNotHappen",
     "EventMissed",
     "FlowContext",
+    "Happened",
     "Rejected",
     "Retryable",
     "Secret",
@@ -34,7 +36,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that a command line that only talks HTTP does not load the engine, nor a tool file the HTTP client.
-    if name in ("Context", "Secret", "flow", "tool"):
+    if name in ("Context", "DidNotHappen", "Happened", "Secret", "flow", "tool"):
         from interlock import tools
 
         return getattr(tools, name)
