@@ -227,10 +227,24 @@ async def test_what_another_run_did_is_not_this_ones_to_undo(shop: Shop, rig: Ri
     assert (await shop.ended(await rig.start("well")))["status"] == "succeeded"
     run = await shop.ended(await rig.start("badly"))
     assert (run["status"], run["compensation"], agency.done) == ("failed", [], [])
-    for _ in range(2):  # nor that of a run that continues it
+    for _ in range(2):  # nor that of a run which continues this one
         _, again = await shop.admin.post(f"/api/runs/{run['id']}/retry")
         run = await shop.ended(UUID(again["id"]))
-        assert (run["status"], run["compensation"], agency.done) == ("failed", [], [])
+        assert (run["status"], run["steps"][0]["attempt"], run["compensation"]) == ("failed", 1, [])
+    assert agency.done == []
+
+
+async def test_what_another_run_did_and_was_undone_since_is_not_taken_over(shop: Shop, rig: Rig, rooms: Agency) -> None:
+    await rig.apply("name: first\nsteps: [{id: b, tool: trip.reserve, input: {room: '12'}}]")
+    await rig.apply("name: r\nsteps: [{id: a, tool: trip.reserve, input: {room: '12'}}, {id: car, tool: trip.car}]")
+    first = await shop.ended(await rig.start("first"))
+    run = await shop.ended(await rig.start("r"))
+    assert (run["steps"][0]["status"], rooms.done) == ("succeeded", ["reserve 12"])
+    [receipt] = await shop.receipts(first["id"])
+    _, other = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    await shop.ended(UUID(other["id"]))
+    status, problem = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+    assert (status, problem["code"], problem["receipt_id"]) == (409, "EFFECT_UNDONE", receipt["id"])
 
 
 async def test_a_run_that_went_over_its_cap_may_still_undo(shop: Shop, rig: Rig, agency: Agency) -> None:

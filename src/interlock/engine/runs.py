@@ -261,10 +261,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
                 f"/api/receipts/{receipt['id']}/resolve", code="EFFECT_IN_DOUBT", receipt_id=str(receipt["id"]),
             )  # fmt: skip
         if receipt["undoing"] in ("done", "under_way"):
-            raise Conflict(
-                f"step {receipt['step']} was undone, or is being undone, by run {receipt['reversal_run_id']}; start a "
-                "new run", code="EFFECT_UNDONE", receipt_id=str(receipt["id"]),
-            )  # fmt: skip
+            raise _undone(receipt["step"], receipt["id"], receipt["reversal_run_id"])
+    await _refuse_what_others_undid(tx, principal.tenant_id, before)
     # Another request than the one that started the old run asks for this one.
     trigger = {name: told for name, told in orjson.loads(old["trigger"]).items() if name != "idempotency_key"}
     new = NewRun(
@@ -290,6 +288,22 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
         elif (output := _happened(effects, done.step.key)) is not None:
             _carry_over(run.journal, done, StepState.SUCCEEDED, output, principal.actor, run_id, effect)
     return await _begin(tx, database, run)
+
+
+async def _refuse_what_others_undid(tx: Tx, tenant_id: UUID, before: Journal) -> None:
+    """What it was answered with and had not done itself."""
+    replayed = [(key, fold.replayed) for key, fold in before.steps.items() if fold.replayed is not None]
+    answered = {about["receipt_id"]: key for key, about in replayed if "receipt_id" in about}
+    undone = await tx.row("undone_since", tenant_id, list(answered)) if answered else None
+    if undone is not None:
+        raise _undone(answered[str(undone["receipt_id"])], undone["receipt_id"], undone["run_id"])
+
+
+def _undone(step: str, receipt_id: UUID, by: UUID) -> Conflict:
+    return Conflict(
+        f"step {step} was undone, or is being undone, by run {by}; start a new run", code="EFFECT_UNDONE",
+        receipt_id=str(receipt_id),
+    )  # fmt: skip
 
 
 async def _hand_over_reversal(tx: Tx, old: Row, new: NewRun) -> None:
@@ -318,11 +332,9 @@ def _carry_over(
     effect: Row | None,
 ) -> None:  # fmt: skip
     fold = journal.steps[done.step.key]
-    data = {"carried_over_from": str(origin)}
+    data = {"carried_over_from": str(origin), **(done.replayed or {})}
     if effect is not None:
         data["carried_receipt_id"] = str(effect["id"])
-    if done.replayed_from is not None:
-        data["replayed_from"] = done.replayed_from
     if status == StepState.SKIPPED:
         journal.move_step(fold, StepEvent.SKIP, actor=actor, data=data)
     else:
@@ -336,7 +348,7 @@ def _carry_over_flow(journal: Journal, before: Journal, old: Row, effects: dict[
     for place, (kind, value) in before.values.items():
         journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
     for key, done in before.steps.items():
-        data: dict[str, Any] = {"carried_over_from": str(old["id"])}
+        data: dict[str, Any] = {"carried_over_from": str(old["id"]), **(done.replayed or {})}
         if done.status == StepState.SUCCEEDED:
             event, output = StepEvent.SUCCEED, done.output
         elif done.status == StepState.SKIPPED or (done.status == StepState.FAILED and key != ended_by):

@@ -75,8 +75,8 @@ class StepFold:
     declared_digest: str | None = None
     # Of a step that was carried over: the receipt of the run that did it.
     carried_receipt_id: str | None = None
-    # The run that did it, if this one only asked again for what was done.
-    replayed_from: str | None = None
+    # Of a step that was answered with what another run had done: that run, and its receipt.
+    replayed: dict[str, str] | None = None
     # What a person put in place of the workflow's input, field by field.
     edited: dict[str, Any] | None = None
     cost_usd: float = 0.0
@@ -341,7 +341,8 @@ class Journal:
                 fold.tokens = _tokens(data["costs"], fold.tokens)
             fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
             fold.carried_receipt_id = data.get("carried_receipt_id", fold.carried_receipt_id)
-            fold.replayed_from = data.get("replayed_from", fold.replayed_from)
+            if "replayed_from" in data:
+                fold.replayed = {name: data[name] for name in ("replayed_from", "receipt_id") if name in data}
         if fold.status in STEP.terminal:
             fold.completed_at = entry.at
             fold.next_run_at = None
@@ -353,7 +354,7 @@ class Journal:
             # What another run did and this one only asked again is not this one's to undo. What was done and then
             # failed, because its answer could not be kept, is.
             undo, done = fold.step.undo, fold.status == StepState.SUCCEEDED or data.get("happened", False)
-            if undo is not None and done and fold.replayed_from is None:
+            if undo is not None and done and fold.replayed is None:
                 self.undos[undo.key] = StepFold(undo)
             self.scope.settle(fold.step.key, fold.status, partial(read_back, entry.output))
 

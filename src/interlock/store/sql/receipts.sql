@@ -136,3 +136,9 @@ UPDATE reversal SET run_id = $3 WHERE tenant_id = $1 AND run_id = $2 AND undoing
 -- name: reversed_since
 -- The run that has undone an effect, or is at it, in place of this one.
 SELECT run_id FROM reversal WHERE tenant_id = $1 AND receipt_id = $2 AND run_id <> $3;
+
+-- name: undone_since
+-- The first of these effects that was undone, or is being.
+SELECT receipt_id, run_id FROM reversal
+ WHERE tenant_id = $1 AND receipt_id = ANY($2::uuid[]) AND undoing(reversal) <> 'given_up'
+ ORDER BY receipt_id LIMIT 1;
