@@ -16,6 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
 from interlock.errors import Unavailable
 from interlock.settings import Settings
@@ -234,3 +235,13 @@ async def test_the_whole_engine_runs_on_postgresql_15(base: Path, monkeypatch: p
     finally:
         await database.close()
         await asyncio.to_thread(joined.leave)
+
+
+def test_a_directory_that_is_opened_for_the_servers_user_is_named(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            embedded._make_reachable(private / "data")
+    assert private.stat().st_mode & 0o777 == 0o701
+    assert [line["path"] for line in logs if line["path"].startswith(str(tmp_path))].count(str(private)) == 1

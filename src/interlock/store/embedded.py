@@ -24,6 +24,7 @@ from typing import IO, Any
 from urllib.parse import quote
 
 from interlock.errors import Unavailable
+from interlock.telemetry import log
 
 # fsync stays on: what is promised here is promised on a laptop too. The rest only avoids needless checkpoints.
 _SERVER_OPTIONS = {
@@ -199,9 +200,11 @@ def _as_user() -> dict[str, Any]:
 
 
 def _make_reachable(path: Path) -> None:
+    """For the server's user, which we are not: who may look into a directory is not changed without a word."""
     for parent in path.parents:
         if not (mode := parent.stat().st_mode) & 0o001:
             parent.chmod(mode | 0o001)
+            log.warning("directory_opened", path=str(parent), reason="PostgreSQL runs as another user than root")
 
 
 @contextlib.contextmanager
