@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,13 @@ def test_a_port_is_one_servers_from_the_moment_that_it_has_it() -> None:
 )
 def test_the_address_that_is_told_can_be_called(bound: tuple[Any, ...], address: str) -> None:
     assert address_of(bound) == address
+
+
+def test_what_a_command_prints_has_no_log_lines_in_it() -> None:
+    code = (
+        "from interlock.main import run_loop\nfrom interlock.telemetry import log\n"
+        "async def work():\n    log.warning('database_retry')\n    print('{}')\nrun_loop(work())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "{}\n"
+    assert "database_retry" in ran.stderr

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
+import structlog
+
 from interlock import tracing
 from interlock.engine import audit, tenants, vault, workers
 from interlock.engine.evidence import Notary
@@ -50,6 +52,9 @@ def database_url(settings: Settings) -> str:
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    if not structlog.is_configured():
+        # What a command prints is its answer; a log line in the midst of it would spoil it for programs.
+        configure_logging("warning", "auto")
     try:
         return _run(_until_told(work))
     except asyncio.CancelledError:

@@ -157,6 +157,8 @@ _JOIN = """
 import sys
 from pathlib import Path
 from interlock.store import embedded
+from interlock.telemetry import configure_logging
+configure_logging("warning", "auto")
 joined = embedded.start(Path(sys.argv[1]))
 print(joined.url, flush=True)
 sys.stdin.readline()
