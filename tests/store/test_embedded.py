@@ -139,11 +139,24 @@ async def test_a_server_that_was_killed_is_started_again(base: Path) -> None:
     await _killed_and_revived(base)
 
 
-async def _killed_and_revived(base: Path) -> None:
+async def test_a_process_that_got_the_number_of_a_killed_server_is_not_taken_for_it(base: Path) -> None:
+    """As in a container that is started anew: the numbers of its processes are those of the last time."""
+    somebody = subprocess.Popen(["sleep", "60"], **embedded._as_user())  # noqa: ASYNC220
+    try:
+        await _killed_and_revived(base, somebody.pid)
+    finally:
+        somebody.kill()
+        somebody.wait()
+
+
+async def _killed_and_revived(base: Path, number_goes_to: int | None = None) -> None:
     joined = await asyncio.to_thread(embedded.start, base)
     try:
         assert not await asyncio.to_thread(embedded.revive, base)
-        os.kill(int((base / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        locks = [base / "postgres" / "postmaster.pid", joined.server.sockets / ".s.PGSQL.5432.lock"]
+        os.kill(pid := int(locks[0].read_text().split()[0]), signal.SIGKILL)
+        for lock in locks if number_goes_to else ():
+            lock.write_text(lock.read_text().replace(f"{pid}\n", f"{number_goes_to}\n", 1))
         async with asyncio.timeout(20):
             while not await asyncio.to_thread(_revived, base):  # noqa: ASYNC110 — it is gone when it is gone
                 await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import os
 import pwd
 import shlex
@@ -102,15 +103,57 @@ def start(data_dir: Path) -> Joined:
 def revive(data_dir: Path) -> bool:
     """Start the server again if it died under those who use it. True if it had."""
     base = data_dir.absolute()
-    with contextlib.suppress(OSError, ValueError):
-        pid = int((base / "postgres" / "postmaster.pid").read_text().split()[0])
+    if (pid := _pid_in(base / "postgres" / "postmaster.pid")) is not None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # the first process of a container is left with the orphans
-        os.kill(pid, 0)
-        return False
+        if _is_there(pid) and not _is_another(pid, base / "postgres"):
+            return False
     with _locked(base / "postgres.lock"):
         _ensure_running(base / "postgres")
     return True
+
+
+def _pid_in(lock: Path) -> int | None:
+    try:
+        return int(lock.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _is_another(pid: int, data: Path) -> bool:
+    """For certain. A server that was killed leaves its number behind, and after a restart of the machine or of its
+    container that is somebody else's.
+    """
+    try:
+        program, *args = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return False  # it cannot be asked here
+    if not Path(program).name.startswith("postgres"):
+        return True
+    served = [Path(value) for option, value in itertools.pairwise(args) if option == "-D"]
+    return any(place.exists() and not place.samefile(data) for place in served)
+
+
+# A number that no process has.
+_NOBODY = 2**31 - 1
+
+
+def _disown(lock: Path, data: Path) -> None:
+    """PostgreSQL would not start while the process of that number is there. The rest of the file stays: by it the
+    server finds out whether processes of the killed one still use its memory.
+    """
+    if (pid := _pid_in(lock)) is not None and _is_there(pid) and _is_another(pid, data):
+        lock.write_text(lock.read_text().replace(str(pid), str(_NOBODY), 1))
 
 
 def _ensure_running(data: Path) -> Embedded:
@@ -118,6 +161,8 @@ def _ensure_running(data: Path) -> Embedded:
     server = Embedded(data, sockets, f"postgresql://postgres@/postgres?host={quote(str(sockets), safe='/')}")
     if not (data / "PG_VERSION").exists():
         _init(data)
+    for lock in (data / "postmaster.pid", sockets / ".s.PGSQL.5432.lock"):
+        _disown(lock, data)
     if not _is_running(data):
         options = " ".join(f"-c {key}={value or chr(39) * 2}" for key, value in _SERVER_OPTIONS.items())
         options += f" -c unix_socket_directories={shlex.quote(str(sockets))}"
