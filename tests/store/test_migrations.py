@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
 
 from interlock.errors import Conflict, Unavailable
+from interlock.ids import floor_of
 from interlock.settings import Settings
 from interlock.store import embedded, pool
 from interlock.store import migrate as migrations
@@ -140,3 +142,17 @@ async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partiti
         f"entry_{now.year + 2}01",
         f"entry_{now.year + 2}02",
     }
+
+
+async def test_entries_that_came_before_their_month_keep_nobody_from_starting(database: Database) -> None:
+    """Some machine's clock was far ahead: its runs have ids of a month that was not there yet."""
+    now = datetime.now(UTC)
+    early = migrations._month(now, 13)
+    entry = "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $1, now(), 'x', 0, 'x')"
+    await database.pool.execute(entry, floor_of(early))
+    async with database.pool.acquire() as connection:
+        await migrations.ensure_partitions(connection, migrations._month(now, 12))
+    names = {row["name"] for row in await database.fetch("entry_partitions")}
+    assert f"entry_{early:%Y%m}" not in names
+    assert {f"entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
+    assert await database.pool.fetchval("SELECT count(*) FROM entry_rest") == 1
