@@ -174,7 +174,7 @@ def receipt_page(receipt: "Receipt") -> RenderableType:
 
 def _undo(receipt: "Receipt") -> str | None:
     if receipt.reversal:
-        by, reason = receipt.reversal.get("by"), receipt.reversal.get("reason")
+        by, reason = show.who(receipt.reversal.get("by") or ""), receipt.reversal.get("reason")
         said = [f"undone by run {receipt.reversal.get('run_id')}", f"asked by {by}" if by else "", reason or ""]
         return one_line(", ".join(filter(None, said)))
     return f"possible, with {visible(receipt.undo)}" if receipt.undo else "possible" if receipt.reversible else None

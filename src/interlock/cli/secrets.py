@@ -81,4 +81,4 @@ def rotate_key(as_json: Json = False) -> None:
     if as_json:
         show.print_json({"secrets": count})
     else:
-        show.console().print(f"{count} secrets are encrypted with the new key")
+        show.console().print(f"{count} secret{'' if count == 1 else 's'} encrypted with the new key")
