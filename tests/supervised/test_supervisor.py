@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -226,6 +227,16 @@ async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
         assert (row["id"], row["reason"]) == (poison, "orphaned")
         assert (await rig.until(harmless, "succeeded", seconds=60))["status"] == "succeeded"
         assert supervisor.slots[0].gave_up is None
+
+
+def test_a_file_in_the_working_directory_takes_no_librarys_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "yaml.py").write_text("raise SystemExit('not that one')")
+    monkeypatch.chdir(tmp_path)
+    assert subprocess.run([*module.python_as_ours(), "-c", "import yaml"], check=False).returncode == 0
+    monkeypatch.syspath_prepend(str(tmp_path))  # as after `python -m interlock`: then it is ours as well
+    assert subprocess.run([*module.python_as_ours(), "-c", "import yaml"], check=False).returncode == 1
 
 
 def test_only_crashes_without_work_and_soon_after_the_start_are_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,12 @@ _MOST_LOG_BYTES = 32_000_000
 _KEEP_LOGS = 100
 
 
+def python_as_ours() -> tuple[str, ...]:
+    """An interpreter that finds the modules that this one finds. A file in the working directory that happens to be
+    called like a library would else take its place, in workers only."""
+    return (sys.executable,) if str(Path.cwd()) in sys.path else (sys.executable, "-P")
+
+
 def log_path(data_dir: Path, worker_id: UUID | str) -> Path:
     return data_dir / "logs" / f"worker-{worker_id}.log"
 
@@ -216,7 +222,7 @@ class Supervisor:
 
     async def _spawn(self, worker_id: UUID, output: BinaryIO) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "interlock", "worker", "--adopt", str(worker_id),
+            *python_as_ours(), "-m", "interlock", "worker", "--adopt", str(worker_id),
             env=os.environ | {"INTERLOCK_DATABASE_URL": self._url},
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
