@@ -142,6 +142,16 @@ def test_a_name_cannot_become_another_path(kind: Kind) -> None:
     assert server.asked[0].url.raw_path == b"/api/runs/a%2F..%2F..%2Fkeys%3Fx%3D1"
 
 
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_is_none_is_not_asked_for(kind: Kind, name: str) -> None:
+    """Every quoting leaves these as they are: `/api/workers/../events` are the events of somebody else."""
+    server = Server(ok({"items": [], "next_cursor": None}))
+    for method in ("run", "events", "worker_events", "delete_trigger"):
+        with pytest.raises(ApiError, match="is no id and no name"):
+            kind.call(server, method, name)
+    assert server.asked == []
+
+
 @pytest.mark.parametrize(
     ("method", "args", "kwargs", "sent"),
     [

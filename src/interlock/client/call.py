@@ -92,7 +92,13 @@ def delete(path: str, view: type[M] | None = None) -> Call[Any]:
 
 def at(template: str, *names: str) -> str:
     """A path with names in it, quoted so that a name cannot become another path."""
-    return template.format(*(quote(str(name), safe="") for name in names))
+    return template.format(*(_quoted(str(name)) for name in names))
+
+
+def _quoted(name: str) -> str:
+    if name in ("", ".", ".."):  # which no quoting keeps from being a way
+        raise ApiError.of_request(f"{name!r} is no id and no name")
+    return quote(name, safe="")
 
 
 def _reader(view: type[M]) -> Callable[[Answer], M]:
