@@ -31,7 +31,7 @@ from interlock.api.services import (
     services,
     uuid_cursor,
 )
-from interlock.api.views import dump, event_view, new_run_answer, new_run_view, run_view
+from interlock.api.views import accepted_view, dump, event_view, new_run_answer, new_run_view, run_view
 from interlock.engine import approvals, idempotency, runs
 from interlock.engine.idempotency import Answer
 from interlock.engine.outside import journal_to_show, read_journal
@@ -42,7 +42,7 @@ from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
 from interlock.waiting import either
-from interlock.wire import Allow, Bare, Event, Page, Run, StartRun, Stop
+from interlock.wire import Allow, Bare, Event, Page, Run, StartRun, StartRuns, Stop
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
@@ -103,7 +103,7 @@ async def _started(
     return _run(*await watched_until_settled(found, who, run_id, wait), 201, response.headers)
 
 
-def _trigger(body: StartRun, request: Request, asked: idempotency.Request | None) -> dict[str, Any]:
+def _trigger(body: StartRun | StartRuns, request: Request, asked: idempotency.Request | None) -> dict[str, Any]:
     trigger = body.trigger.model_dump() if body.trigger else {"source": "api", "ref": None}
     if asked is not None:
         trigger["idempotency_key"] = asked.key
@@ -141,6 +141,26 @@ async def _start(found: Services, who: Principal, request: Request, new: runs.Ne
             row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
             view = run_view(row, await read_journal(tx, found.plans, row))
         return Answer(201, dump(view), new.id)
+
+    return await change(found, who, request, work)
+
+
+@router.post("/batch", status_code=201, response_model=Page[Run])
+async def start_batch(body: StartRuns, request: Request, found: Svc, who: Who, over_cap: OverCap = "wait") -> Response:
+    """Start a run for each of up to 1,000 inputs: all of them or none, in one transaction, answered in their order.
+
+    They go to the queue, so what begins with an approval or a wait is opened by a worker.
+    """
+    who.require(Permission.START)
+    trigger = _trigger(body, request, await asked_once(who, request))
+    first = await runs.prepare(
+        found.plans, who, body.workflow, version=body.version, trigger=trigger, deadline_seconds=body.deadline_seconds
+    )
+    news = [dataclasses.replace(first, id=uuid7(), input=given) for given in body.inputs]
+
+    async def work(tx: Tx) -> Answer:
+        created_at = await runs.start_many(tx, found.database, who, news, may_wait=over_cap == "wait")
+        return Answer(201, dump({"items": [accepted_view(new, who, created_at) for new in news], "next_cursor": None}))
 
     return await change(found, who, request, work)
 

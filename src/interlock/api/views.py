@@ -52,17 +52,22 @@ def _move_view(move: Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
+def accepted_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
     """A run that was just accepted, without asking the database for what we have in hand."""
-    journal = Journal(new.id, new.plan, input=None, trigger=None, run={})
     view: dict[str, Any] = dict.fromkeys(_RUN_COLUMNS)
     return view | {
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
-        "workflow_version": new.version, "status": journal.status, "resume_count": 0, "created_at": created_at,
+        "workflow_version": new.version, "status": RUN.initial, "resume_count": 0, "created_at": created_at,
         "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
-        "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None, "steps": step_views(journal),
-        "compensation": [], "state_history": [],
+        "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None,
     }  # fmt: skip
+
+
+def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
+    """The same with its steps."""
+    journal = Journal(new.id, new.plan, input=None, trigger=None, run={})
+    about = {"steps": step_views(journal), "compensation": [], "state_history": []}
+    return accepted_view(new, who, created_at) | about
 
 
 def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:

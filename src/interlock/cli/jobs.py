@@ -12,9 +12,9 @@ from rich.tree import Tree
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.options import Cursor, Json, Limit, Version
+from interlock.cli.options import Cursor, Inputs, Json, Limit, Version
 from interlock.cli.outcome import example
-from interlock.cli.text import one_line, parse_json, parse_seconds, visible
+from interlock.cli.text import one_line, parse_inputs, parse_seconds, visible
 from interlock.lifecycle import JobState
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _ID = "01990000-0000-7000-8000-000000000000"
 def submit(
     ctx: typer.Context,
     workflow: Annotated[str, typer.Argument(help="The workflow's name.")],
-    inputs: Annotated[str, typer.Option(metavar="JSON|@FILE", help="A list of inputs, one run for each.")] = "[{}]",
+    inputs: Inputs = "[{}]",
     workers: Annotated[int, typer.Option(min=1, max=10, help="Workers that do nothing else meanwhile.")] = 1,
     task: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     version: Version = None,
@@ -53,9 +53,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job: one run of a workflow for each input."""
-    given = parse_json(inputs, "--inputs")
-    if not isinstance(given, list):
-        raise typer.BadParameter('expected a list like [{"id": 1}, {"id": 2}]', param_hint="--inputs")
+    given = parse_inputs(inputs)
     with connect(ctx) as client:
         job = client.submit_job(
             task or f"{workflow} × {len(given)}", workflow, given, worker_count=workers, version=version,

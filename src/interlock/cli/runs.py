@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interlock.cli import show
+from interlock.cli.batch import batch
 from interlock.cli.connection import connect
 from interlock.cli.options import Cursor, Json, Limit, Version
 from interlock.cli.outcome import example
@@ -70,6 +71,14 @@ def start(
     _print_run(run, as_json=as_json)
     if wait:
         _fail_unless_well(run)
+
+
+app.command(
+    epilog=example(
+        "interlock run batch refund --inputs @charges.json",
+        "interlock run batch refund --inputs @charges.json --idempotency-key refunds-of-may",
+    )
+)(batch)
 
 
 @app.command("list", epilog=example("interlock run list --status waiting_approval --limit 20"))

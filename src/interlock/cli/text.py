@@ -35,6 +35,14 @@ def parse_input(given: str | None, params: Iterable[str]) -> dict[str, Any]:
     return found | parse_params(params, "--param")
 
 
+def parse_inputs(given: str) -> list[Any]:
+    """The inputs of many runs."""
+    found = parse_json(given, "--inputs")
+    if not isinstance(found, list):
+        raise typer.BadParameter('expected a list like [{"id": 1}, {"id": 2}]', param_hint="--inputs")
+    return found
+
+
 def parse_json(given: str, option: str) -> Any:
     """JSON, or `@file` with some."""
     text = read_text(given[1:]) if given.startswith("@") else given

@@ -62,6 +62,7 @@ from interlock.wire import (
     SlackChannel,
     SlackUser,
     StartRun,
+    StartRuns,
     Stop,
     StoredSecret,
     StoredTrigger,
@@ -111,6 +112,28 @@ class Api:
             deadline_seconds=deadline_seconds,
         )
         return post("/api/runs", Run, body, idempotency_key=idempotency_key, wait=wait, over_cap=over_cap)
+
+    @endpoint
+    def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        version: int | None = None,
+        trigger: NewTrigger | None = None,
+        deadline_seconds: float | None = None,
+        idempotency_key: str | None = None,
+        over_cap: Literal["wait", "refuse"] | None = None,
+    ) -> Call[Page[Run]]:
+        """Start a run for each input, at most 1,000: all of them or none. They are answered in the same order."""
+        body = StartRuns(
+            workflow=workflow,
+            version=version,
+            inputs=[dict(given) for given in inputs],
+            trigger=trigger,
+            deadline_seconds=deadline_seconds,
+        )
+        return post("/api/runs/batch", Page[Run], body, idempotency_key=idempotency_key, over_cap=over_cap)
 
     @endpoint
     def run(self, run_id: str, wait: float | None = None) -> Call[Run]:

@@ -33,6 +33,7 @@ from interlock.wire.notices import (
 from interlock.wire.policies import Backtest, Backtested, Difference, Evaluate, Outcome, Policy, PolicyDecision
 from interlock.wire.receipts import Receipt, ResolveReceipt
 from interlock.wire.runs import (
+    MOST_RUNS_AT_ONCE,
     Compensation,
     Event,
     ExternalEvent,
@@ -40,6 +41,7 @@ from interlock.wire.runs import (
     NewTrigger,
     Run,
     StartRun,
+    StartRuns,
     Step,
     Stop,
     Tokens,
@@ -86,6 +88,7 @@ from interlock.wire.workers import (
 from interlock.wire.workflows import Flow, Tool, Workflow
 
 __all__ = [
+    "MOST_RUNS_AT_ONCE",
     "Accepted",
     "Act",
     "Action",
@@ -159,6 +162,7 @@ __all__ = [
     "SlackChannel",
     "SlackUser",
     "StartRun",
+    "StartRuns",
     "StateChange",
     "Step",
     "Stop",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt, computed_field
+from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, PositiveInt, computed_field
 
 from interlock.lifecycle import RunReason, RunState, StepState, Term
 from interlock.wire.grammar import Body, Id, Name, Seconds, StateChange, Text, View, encodable
@@ -141,13 +141,26 @@ class NewTrigger(Body):
     ref: Text | None = None
 
 
-class StartRun(Body):
+Input = Annotated[dict[str, Any], AfterValidator(encodable)]
+MOST_RUNS_AT_ONCE = 1000
+
+
+class _Start(Body):
     workflow: Name
     version: PositiveInt | None = None
-    input: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
     trigger: NewTrigger | None = None
     deadline_seconds: Seconds | None = None
     request_id: Name | None = None
+
+
+class StartRun(_Start):
+    input: Input = {}
+
+
+class StartRuns(_Start):
+    """A run for each input."""
+
+    inputs: Annotated[list[Input], Field(min_length=1, max_length=MOST_RUNS_AT_ONCE)]
 
 
 class Stop(Body):
