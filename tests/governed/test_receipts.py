@@ -656,6 +656,58 @@ async def test_an_effect_is_undone_by_a_governed_run_at_most_once(shop: Shop, ri
     assert (shown["run_id"], shown["reason"]) == (undo["id"], "wrong card")
 
 
+COMPENSATED = """
+name: charge
+steps:
+  - id: charge
+    tool: bank.charge
+    input: {amount: "${input.amount}", customer: ada}
+    compensate: {tool: bank.give_back, input: {charge: "${output.id}", cents: "${input.amount * 100}"}}
+"""
+
+
+@pytest.mark.parametrize("undo", [None, "bank.refund"])
+async def test_what_a_step_says_about_undoing_goes_before_what_its_tool_says(
+    undo: str | None, shop: Shop, rig: Rig
+) -> None:
+    @rig.tool("bank.charge", writes=True, undo=undo)
+    async def charge(amount: int, customer: str) -> dict[str, Any]:
+        return {"id": "ch_1"}
+
+    @rig.tool("bank.give_back", writes=True)
+    async def give_back(charge: str, cents: int) -> None:
+        shop.done.append(f"{charge} {cents}")
+
+    await rig.apply(COMPENSATED)
+    run = await shop.ended(await shop.start(shop.admin, "charge", amount=5))
+    (receipt,) = await shop.receipts(run["id"])
+    assert (receipt["reversible"], receipt["undo"]) == (True, "bank.give_back")
+    status, undone = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    assert (status, undone["input"]) == (201, {"charge": "ch_1", "cents": 500})
+    assert (await shop.ended(UUID(undone["id"])))["status"] == "succeeded"
+    assert shop.done == ["ch_1 500"]
+    status, body = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    assert (status, body["code"]) == (409, "ALREADY_REVERSED")
+
+
+async def test_undoing_that_asks_for_what_was_not_returned_says_so_and_may_be_asked_for_again(
+    shop: Shop, rig: Rig
+) -> None:
+    @rig.tool("bank.charge", writes=True)
+    async def charge(amount: int, customer: str) -> dict[str, Any]:
+        return {"number": "ch_1"}
+
+    @rig.tool("bank.give_back", writes=True)
+    async def give_back(charge: str, cents: int) -> None: ...
+
+    await rig.apply(COMPENSATED)
+    _, reverse = await _charged(shop)
+    status, body = await shop.admin.post(reverse)
+    assert (status, body["code"]) == (409, "NOT_REVERSIBLE")
+    assert "output.id" in body["detail"]
+    assert await rig.sql("SELECT * FROM reversal") == []
+
+
 async def test_an_effect_is_undone_in_the_workspace_in_which_it_was_done(shop: Shop, rig: Rig) -> None:
     """Whoever asks for it: what the policy says about that workspace is said about undoing there too."""
     _undoable(shop)

@@ -361,7 +361,10 @@ def test_a_secret_anywhere_else_is_a_fault(step: str, says: str) -> None:
         parse(f"{{name: w, steps: [{step}]}}")
 
 
-async def test_an_undo_asks_for_the_same_secret_by_name(shop: Shop, rig: Rig, lines: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "how", ["", ", compensate: {tool: bank.close, input: {account: '${output.account}', key: '${secrets.bank_key}'}}"]
+)
+async def test_an_undo_asks_for_the_same_secret_by_name(how: str, shop: Shop, rig: Rig, lines: list[Any]) -> None:
     undone: list[tuple[str, str]] = []
 
     @rig.tool("bank.open", writes=True, idempotent=True, undo="bank.close")
@@ -373,7 +376,8 @@ async def test_an_undo_asks_for_the_same_secret_by_name(shop: Shop, rig: Rig, li
         undone.append((account, key))
 
     await keep(rig, "bank_key", VALUE)
-    await rig.apply("{name: open, steps: [{id: a, tool: bank.open, input: {owner: ada, key: '${secrets.bank_key}'}}]}")
+    given = "{owner: ada, key: '${secrets.bank_key}'}"
+    await rig.apply(f"{{name: open, steps: [{{id: a, tool: bank.open, input: {given}{how}}}]}}")
     run_id = await rig.start("open")
     await rig.work_until(run_id)
     (receipt,) = await shop.receipts(run_id)

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import orjson
 
+from interlock.definition.expression import ExpressionFailed
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
 from interlock.engine import runs, workflows
@@ -15,6 +16,7 @@ from interlock.engine.runs import NewRun
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, NotFound
 from interlock.governance.redact import MARK
+from interlock.journal import Journal, StepFold
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
 from interlock.tools import Registry
@@ -58,7 +60,7 @@ async def reverse(
 async def _input(
     tx: Tx, plans: Plans, tools: Registry, original: Row, receipt: Row
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By name: what the effect returned, else what it was called with. And the secrets, as the workflow asks for them.
+    """What the tool that undoes it is called with, and the secrets, as the workflow asks for them.
 
     What a tool calls secret is not known any more, or must not be written into the new run's input.
     """
@@ -66,21 +68,33 @@ async def _input(
     if undo is None:
         raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
     journal = await read_journal(tx, plans, original)
-    fold = journal.fold_of(receipt["step"])
+    source, known = _known(journal, receipt)
     done = tools.find(receipt["tool"])
-    hidden = {*undo.secret, *(done.secret if done else ()), *fold.secrets}
-    called = fold.input(journal.scope_of(fold)) or {}
-    returned = orjson.loads(receipt["output"] or "null")
-    known = {**called, **(returned if isinstance(returned, dict) else {})}
+    hidden = {*undo.secret, *(done.secret if done else ()), *source.secrets}
     known = {name: value for name, value in known.items() if name not in hidden and value != MARK}
     fields = undo.arguments.model_fields
-    secrets = {name: fold.step.input.value[name] for name in fold.secrets if name in fields}
-    mixed = {str(path[0]) for path, _ in fold.step.input.expressions()} & secrets.keys()
+    secrets = {name: source.step.input.value[name] for name in source.secrets if name in fields}
+    mixed = {str(path[0]) for path, _ in source.step.input.expressions()} & secrets.keys()
     missing = [name for name, field in fields.items() if field.is_required() and name not in {**known, **secrets}]
     missing += sorted(mixed)  # a secret in the midst of other values: there is no telling what it was
     if missing:
         raise Conflict(
-            f"{undo.name} needs {', '.join(missing)}, which {receipt['tool']} neither took nor returned",
+            f"{undo.name} needs {', '.join(missing)}, which {receipt['tool']} neither took nor returned; say in the "
+            "step's `compensate` where it comes from",
             code="NOT_REVERSIBLE",
         )
     return {name: known[name] for name in fields if name in known}, secrets
+
+
+def _known(journal: Journal, receipt: Row) -> tuple[StepFold, dict[str, Any]]:
+    """As the step's `compensate` has it. Without one, by name: what the effect returned or was called with."""
+    fold = journal.fold_of(receipt["step"])
+    compensation = journal.undos.get(fold.step.undo.key) if fold.step.undo else None
+    if compensation is not None and compensation.step.tool == receipt["undo"]:
+        try:
+            return compensation, compensation.input(journal.scope_of(compensation)) or {}
+        except ExpressionFailed as error:
+            raise Conflict(f"the input of the step's `compensate`: {error}", code="NOT_REVERSIBLE") from None
+    called = fold.input(journal.scope_of(fold)) or {}
+    returned = orjson.loads(receipt["output"] or "null")
+    return fold, {**called, **(returned if isinstance(returned, dict) else {})}

@@ -30,12 +30,18 @@ def declare(run: HeldRun, call: Call, passed: Pass) -> None:
     run.intents.append(
         Intent(
             id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
-            digest=call.action.digest, attempt=call.fold.attempt, undo=call.tool.undo,
+            digest=call.action.digest, attempt=call.fold.attempt, undo=_undo(call),
             approval_id=passed.approval_id,
             request_metadata=_shown(run, call.action.fields, call.tool),
             reverses=_reverses(run, call.fold),
         )
     )  # fmt: skip
+
+
+def _undo(call: Call) -> str | None:
+    """The tool that takes it back: the workflow knows better than the tool what that takes here."""
+    compensation = call.fold.step.undo
+    return compensation.tool if compensation is not None else call.tool.undo
 
 
 def seal(
