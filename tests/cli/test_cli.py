@@ -481,8 +481,8 @@ def test_up_hands_its_flags_on_and_its_exit_code_back(fake_main: Any) -> None:
 
 
 def test_db_commands_print_what_main_answers(fake_main: Any) -> None:
-    fake_main.migrate = lambda settings: ["0001_foundation"]
-    assert run("db", "migrate").stdout == "applied 0001_foundation\n"
+    fake_main.migrate = lambda settings: ["0001_lifecycles"]
+    assert run("db", "migrate").stdout == "applied 0001_lifecycles\n"
     status = {"server_version": "18.4", "embedded": True, "url": "postgresql:///x", "applied": ["0001"], "pending": []}
     fake_main.database_status = lambda settings: {**status, "size_bytes": 9_000_000, "runs": 3}
     assert json.loads(run("db", "status", "--json").stdout)["runs"] == 3

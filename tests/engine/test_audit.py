@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from importlib.resources import files
 from typing import Any
 from uuid import UUID
 
@@ -75,9 +74,6 @@ class Ledger:
 
 @pytest.fixture
 async def ledger(database: Database) -> Ledger:
-    if await database.pool.fetchval("SELECT to_regclass('seal')") is None:  # until a migration has it
-        draft = files("interlock.store").joinpath("migrations/0004_audit.sql").read_text(encoding="utf-8")
-        await database.pool.execute(draft)
     tenant_id = uuid7()
     await database.pool.execute("INSERT INTO tenant VALUES ($1, 'acme', now())", tenant_id)
     return Ledger(database, tenant_id)
@@ -419,19 +415,3 @@ async def test_what_is_not_sealed_yet_is_not_released(sealed: Ledger) -> None:
     assert not await audit.release(sealed.database, KEY, uuid7())
     await sealed.seal()
     assert await audit.release(sealed.database, KEY, uuid7())
-
-
-async def test_entries_older_than_the_chain_are_sealed_too(database: Database) -> None:
-    """The migration notes what was there before it."""
-    draft = files("interlock.store").joinpath("migrations/0004_audit.sql").read_text(encoding="utf-8")
-    await database.pool.execute(
-        "DROP TRIGGER IF EXISTS entry_note ON entry; DROP TABLE IF EXISTS unsealed, seal, checkpoint;"
-        "DROP FUNCTION IF EXISTS note_unsealed"
-    )
-    ledger = Ledger(database, uuid7())
-    await database.pool.execute("INSERT INTO tenant VALUES ($1, 'acme', now())", ledger.tenant_id)
-    for _ in range(3):
-        await ledger.add(await ledger.add_run(300), *range(1, 301))
-    await database.pool.execute(draft)
-    assert await ledger.seal(batch=500) == 900
-    assert (await ledger.verify()).ok

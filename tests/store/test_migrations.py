@@ -75,15 +75,16 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(database: Data
     assert caught.value.code == "MIGRATION_CHANGED"
 
 
-async def test_a_database_of_a_newer_interlock_is_refused(database: Database) -> None:
-    await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
-    with pytest.raises(Conflict, match="newer Interlock \\(9999_future\\); upgrade this one") as caught:
+@pytest.mark.parametrize("unknown", ["9999_future", "0001_of_long_ago"])
+async def test_a_database_of_another_version_is_refused(database: Database, unknown: str) -> None:
+    await database.pool.execute("INSERT INTO migration VALUES ($1, 'x', now())", unknown)
+    with pytest.raises(Conflict, match=f"by another version of Interlock \\({unknown}\\), which this one") as caught:
         await migrate(database)
-    assert caught.value.code == "DATABASE_NEWER"
+    assert caught.value.code == "DATABASE_OF_ANOTHER_VERSION"
 
 
 async def test_a_server_that_is_too_old_is_refused_at_once(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrations, "_OLDEST_SERVER", 990000)
+    monkeypatch.setattr(migrations, "_OLDEST_SERVER", 99)
     with pytest.raises(Unavailable, match="is too old; Interlock needs 15 or newer") as caught:
         await migrate(empty)
     assert caught.value.code == "DATABASE_TOO_OLD"
@@ -106,11 +107,11 @@ async def test_a_worker_waits_until_somebody_has_migrated(empty: Database) -> No
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_a_worker_refuses_a_database_of_a_newer_interlock(database: Database) -> None:
+async def test_a_worker_refuses_a_database_of_another_version(database: Database) -> None:
     await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
-    with pytest.raises(Conflict, match="newer Interlock \\(9999_future\\); upgrade this one") as caught:
+    with pytest.raises(Conflict, match="by another version of Interlock \\(9999_future\\), which this one") as caught:
         await asyncio.wait_for(wait_until_migrated(database), 5)
-    assert caught.value.code == "DATABASE_NEWER"
+    assert caught.value.code == "DATABASE_OF_ANOTHER_VERSION"
 
 
 async def test_a_migration_and_whoever_waits_for_it_take_as_long_as_it_takes(

@@ -124,7 +124,7 @@ _SEATED: Row = {
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a worker hears of a run that was put there, and whose runs may be; see `start_run` in the migrations."""
+    """Where a worker hears of a run that was put there, and whose runs may be; see `start_run` in 0005_queue.sql."""
 
     actor: str
     channel: str

@@ -1,6 +1,6 @@
 """The outbox: messages to the outside, sent at least once after what they speak of was committed.
 
-Messages are written by the statements that cause them (see the migration of the outbox). Here they are claimed and
+Messages are written by the statements that cause them (see 0008_messages.sql). Here they are claimed and
 settled, and here is who gets them. Sending itself is the integrations' business.
 """
 

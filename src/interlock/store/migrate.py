@@ -16,7 +16,7 @@ from interlock.store.pool import Database, retrying
 from interlock.telemetry import log
 
 _LOCK = 0x1B7E510C
-_OLDEST_SERVER = 150000
+_OLDEST_SERVER = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ async def _pending(connection: Any) -> list[Migration]:
         " (name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL)"
     )
     applied = {r["name"]: r["digest"] for r in await connection.fetch("SELECT name, digest FROM migration")}
-    _refuse_newer(applied)
+    _refuse_unknown(applied)
     known = migrations()
     for migration in known:
         if applied.get(migration.name, migration.digest) != migration.digest:
@@ -80,11 +80,13 @@ async def _pending(connection: Any) -> list[Migration]:
     return [m for m in known if m.name not in applied]
 
 
-def _refuse_newer(applied: Iterable[str]) -> None:
+def _refuse_unknown(applied: Iterable[str]) -> None:
+    """Neither what a newer version made of the database nor what an older one did that this one cannot go on from."""
     if unknown := set(applied) - {m.name for m in migrations()}:
         raise Conflict(
-            f"the database was migrated by a newer Interlock ({', '.join(sorted(unknown))}); upgrade this one",
-            code="DATABASE_NEWER",
+            f"the database was migrated by another version of Interlock ({', '.join(sorted(unknown))}), "
+            "which this one does not know; use that version, or another database",
+            code="DATABASE_OF_ANOTHER_VERSION",
         )
 
 
@@ -139,8 +141,7 @@ def _month(now: datetime, ahead: int) -> datetime:
 
 
 def _check_version(version: Any) -> None:
-    number = version.major * 10000
-    if number < _OLDEST_SERVER:
+    if version.major < _OLDEST_SERVER:
         raise Unavailable(
             f"PostgreSQL {version.major} is too old; Interlock needs 15 or newer", code="DATABASE_TOO_OLD"
         )
@@ -150,7 +151,7 @@ async def wait_until_migrated(database: Database) -> None:
     """For workers that start before the server that migrates: they wait instead of failing."""
     while True:
         found = await status(database)
-        _refuse_newer(found["applied"])
+        _refuse_unknown(found["applied"])
         if not found["pending"]:
             return
         await asyncio.sleep(0.5)

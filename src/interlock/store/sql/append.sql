@@ -7,7 +7,7 @@
 -- one is refused: whoever takes its runs over reads a journal that can no longer grow behind their back.
 --
 -- A run that gives its lease back (it waits, ended, or its time slice is over) does so only if nothing came into its
--- inbox; its entries stand or fall with that. Lanes are locked first, in order: see the lock order in the migrations.
+-- inbox; its entries stand or fall with that. Lanes are locked first, in order: see the lock order in 0005_queue.
 WITH me AS MATERIALIZED (
   SELECT id FROM worker WHERE id = $2 AND status IN ('running', 'paused') FOR SHARE
 ), written AS MATERIALIZED (

@@ -2,7 +2,7 @@
 
 -- name: start_run
 -- moves: run -create-> pending, run pending -start-> running, idempotency -> processing, idempotency processing -complete-> completed
--- One, alone, in the ordinary case; see the migration.
+-- One, alone, in the ordinary case; see the queue's migration.
 SELECT at, answer
   FROM start_run($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
  WHERE at IS NOT NULL;

@@ -1,12 +1,12 @@
 -- The console: who is signed in, and what a chart of the last hours is drawn from.
 
+-- A cookie's digest, and the key that it stands for.
 CREATE TABLE signin (
   digest      bytea PRIMARY KEY CHECK (length(digest) = 32),
   key_id      uuid NOT NULL REFERENCES api_key (id) ON DELETE CASCADE,
   created_at  timestamptz NOT NULL,
   expires_at  timestamptz NOT NULL CHECK (expires_at > created_at)
 );
-
 CREATE INDEX signin_expiry ON signin (expires_at);
 
 -- How many runs ended in a minute, by how they ended and how long they took: bucket n holds those of 2^(n-1) to 2^n ms.
@@ -20,8 +20,4 @@ CREATE TABLE ended_minute (
   runs       bigint NOT NULL CHECK (runs > 0),
   PRIMARY KEY (tenant_id, minute, workspace, status, bucket)
 );
-
 CREATE INDEX ended_minute_age ON ended_minute (minute);
-
--- Runs of one workflow, newest first, among a million of others.
-CREATE INDEX run_by_workflow ON run (tenant_id, workflow, id);

@@ -1,4 +1,4 @@
--- The audit chain: what waits to be sealed, the seals, and the signed checkpoints.
+-- Audit and evidence: what waits to be sealed, the seals, the signed checkpoints, and the bundle of each ended run.
 --
 -- How nothing is missed although transactions commit in any order: the trigger writes a note of every statement's new
 -- entries into `unsealed`, so an entry and its note become visible together. The sealer takes the notes it sees and
@@ -9,6 +9,8 @@
 -- statement that wrote n and drew its note's id. So the note of n has the lower id, and is visible wherever that of
 -- n + 1 is.
 
+-- ---------------------------------------------------------------- what waits to be sealed
+
 CREATE TABLE unsealed (
   id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant_id  uuid NOT NULL,
@@ -18,6 +20,18 @@ CREATE TABLE unsealed (
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 -- Ids do not compress; what fits the page stays in it.
 ALTER TABLE unsealed ALTER run_ids SET STORAGE EXTERNAL, ALTER seqs SET STORAGE EXTERNAL;
+
+-- By statement, not by row: an append of a hundred entries leaves one note.
+CREATE FUNCTION note_unsealed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO unsealed (tenant_id, run_ids, seqs)
+  SELECT tenant_id, array_agg(run_id), array_agg(seq) FROM added GROUP BY tenant_id;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER entry_note AFTER INSERT ON entry REFERENCING NEW TABLE AS added
+  FOR EACH STATEMENT EXECUTE FUNCTION note_unsealed();
+
+-- ---------------------------------------------------------------- the chain
 
 -- A place in a tenant's chain. It stays when retention drops the entry: the links around it still have to meet.
 CREATE TABLE seal (
@@ -51,23 +65,27 @@ CREATE TRIGGER checkpoint_append_only BEFORE UPDATE OR DELETE ON checkpoint
   FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
 CREATE TRIGGER checkpoint_keep BEFORE TRUNCATE ON checkpoint FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 
--- By statement, not by row: an append of a hundred entries leaves one note.
-CREATE FUNCTION note_unsealed() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO unsealed (tenant_id, run_ids, seqs)
-  SELECT tenant_id, array_agg(run_id), array_agg(seq) FROM added GROUP BY tenant_id;
-  RETURN NULL;
-END $$;
-CREATE TRIGGER entry_note AFTER INSERT ON entry REFERENCING NEW TABLE AS added
-  FOR EACH STATEMENT EXECUTE FUNCTION note_unsealed();
+-- ---------------------------------------------------------------- evidence
 
--- What was written before there was a chain. Making the trigger has waited for every writer and holds up new ones, so
--- nothing falls between the two.
-INSERT INTO unsealed (tenant_id, run_ids, seqs)
-SELECT tenant_id, array_agg(run_id ORDER BY run_id, seq), array_agg(seq ORDER BY run_id, seq)
-  FROM (
-    SELECT tenant_id, run_id, seq, row_number() OVER (PARTITION BY tenant_id ORDER BY run_id, seq) / 400 AS part
-      FROM entry
-  ) AS old
- GROUP BY tenant_id, part
- ORDER BY tenant_id, part;
+-- Which ended runs still need their bundle. Written by the sealer, in the transaction that seals a run's last entry:
+-- whoever reads it finds the whole run in the chain, and whoever ends a run writes nothing for it. While a bundle is
+-- being made `due_at` is when it may be tried again should its maker die.
+CREATE TABLE evidence_due (
+  run_id     uuid PRIMARY KEY,
+  tenant_id  uuid NOT NULL,
+  due_at     timestamptz NOT NULL,
+  attempts   int NOT NULL DEFAULT 0
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX evidence_due_next ON evidence_due (due_at);
+
+-- Where the bundles are.
+CREATE TABLE evidence (
+  run_id     uuid PRIMARY KEY,
+  tenant_id  uuid NOT NULL,
+  name       text NOT NULL,
+  sha256     text NOT NULL CHECK (sha256 ~ '^[0-9a-f]{64}$'),
+  key_id     text NOT NULL,
+  made_at    timestamptz NOT NULL
+);
+CREATE TRIGGER evidence_append_only BEFORE UPDATE OR DELETE ON evidence FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER evidence_keep BEFORE TRUNCATE ON evidence FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();

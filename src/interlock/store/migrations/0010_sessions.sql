@@ -1,6 +1,7 @@
--- Sessions: conversations with an agent. Each message is a run; a session has at most one that has not ended.
+-- Sessions: conversations with an agent. Each message is a run; a session has at most one that has not ended. What its
+-- runs say of it is in their rows.
 
--- `runs` counts the runs that were begun, `messages` what was said. Locked before anything else: before the lane.
+-- `runs` counts the runs that were begun, `messages` what was said.
 CREATE TABLE session (
   id            uuid PRIMARY KEY,
   tenant_id     uuid NOT NULL REFERENCES tenant,
@@ -29,13 +30,3 @@ CREATE TABLE message (
   PRIMARY KEY (session_id, number)
 );
 CREATE INDEX message_waiting ON message (session_id, number) WHERE run_id IS NULL;
-
-ALTER TABLE run
-  -- Which run of its session it is: the events of a session are in the order of this and of their own number.
-  ADD COLUMN session_run int,
-  -- Whoever sent the message lets pass what would ask one person and is not high.
-  ADD COLUMN auto_approve boolean NOT NULL DEFAULT false,
-  ADD CONSTRAINT run_in_session CHECK ((session_id IS NULL) = (session_run IS NULL)),
-  ADD CONSTRAINT run_auto_approve CHECK (NOT auto_approve OR session_id IS NOT NULL);
-CREATE UNIQUE INDEX run_of_session ON run (session_id, session_run) WHERE session_id IS NOT NULL;
-CREATE UNIQUE INDEX run_active_in_session ON run (session_id) WHERE session_id IS NOT NULL AND completed_at IS NULL;

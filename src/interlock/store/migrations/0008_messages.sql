@@ -1,12 +1,12 @@
--- The outbox: what has to be said to the outside, written with what it speaks of and sent afterwards.
+-- Messages: what has to be said to the outside, written with what it speaks of and sent afterwards.
 --
 -- A statement that opens, changes or decides an approval, or that ends a run, also writes the messages about it: both
 -- commit or neither does. Whoever subscribed stands in `destination`; a tenant with nobody there writes nothing.
--- Locks: destination and outbox come after everything of the lock order in the foundation.
 
 -- ---------------------------------------------------------------- destinations
 
 -- A webhook's address is its URL, Slack's is a channel. Removed ones stay, so that their deliveries can be looked at.
+-- The secret that a webhook is signed with is encrypted like those of tools, with a key that is not in the database.
 CREATE TABLE destination (
   id             uuid PRIMARY KEY,
   tenant_id      uuid NOT NULL REFERENCES tenant,
@@ -15,14 +15,18 @@ CREATE TABLE destination (
   address        text NOT NULL,
   events         text[] NOT NULL CHECK (cardinality(events) > 0),
   secret         text,
+  nonce          bytea CHECK (length(nonce) = 12),
+  ciphertext     bytea,
   created_at     timestamptz NOT NULL,
   created_by     text NOT NULL,
   failing_since  timestamptz,
   last_error     text,
   disabled_at    timestamptz,
   removed_at     timestamptz,
-  CHECK ((secret IS NOT NULL) = (channel = 'webhook')),
-  CHECK (removed_at IS NULL OR disabled_at IS NOT NULL)
+  CONSTRAINT destination_sealed CHECK ((nonce IS NULL) = (ciphertext IS NULL)),
+  CONSTRAINT destination_secret CHECK (num_nonnulls(secret, ciphertext) = (channel = 'webhook')::int),
+  CONSTRAINT destination_no_plain_secret CHECK (secret IS NULL),
+  CONSTRAINT destination_removed CHECK (removed_at IS NULL OR disabled_at IS NOT NULL)
 );
 CREATE INDEX destination_in_use ON destination (tenant_id) WHERE disabled_at IS NULL;
 CREATE UNIQUE INDEX destination_slack ON destination (tenant_id) WHERE channel = 'slack' AND disabled_at IS NULL;
@@ -55,16 +59,17 @@ CREATE INDEX outbox_waiting_for_slack ON outbox (subject_id, id) WHERE done_at I
 CREATE INDEX outbox_of_destination ON outbox (destination_id, id);
 CREATE INDEX outbox_done ON outbox (done_at) WHERE done_at IS NOT NULL;
 
+-- What is told of an approval. It names the session too: whoever follows a conversation knows which one it is about.
 -- Called in the RETURNING of the statement that did it. People are few and slow: a wake-up costs nobody anything here.
 CREATE FUNCTION announce(news text, about approval, moment timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, payload, created_at, due_at)
   SELECT about.tenant_id, d.id, d.channel, news, about.id,
          CASE WHEN d.channel = 'webhook' THEN jsonb_build_object(
-           'approval_id', about.id, 'run_id', about.run_id, 'step_key', about.step, 'kind', about.kind,
-           'status', about.status, 'tier', about.tier, 'two_person', about.two_person, 'digest', about.digest,
-           'rule_ids', about.rule_ids, 'requested_at', about.requested_at, 'expires_at', about.expires_at,
-           'escalated_at', about.escalated_at, 'resolved_at', about.resolved_at
+           'approval_id', about.id, 'run_id', about.run_id, 'session_id', about.session_id, 'step_key', about.step,
+           'kind', about.kind, 'status', about.status, 'tier', about.tier, 'two_person', about.two_person,
+           'digest', about.digest, 'rule_ids', about.rule_ids, 'requested_at', about.requested_at,
+           'expires_at', about.expires_at, 'escalated_at', about.escalated_at, 'resolved_at', about.resolved_at
          ) END,
          moment, moment
     FROM destination AS d
@@ -77,7 +82,7 @@ BEGIN
   END IF;
 END $$;
 
--- The same for one run; a worker's append does it for many at once.
+-- That a run has ended, for one run; a worker's append does it for many at once.
 CREATE FUNCTION announce_end(ended run) RETURNS void LANGUAGE sql AS $$
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
   SELECT ended.tenant_id, d.id, d.channel, 'run.completed', ended.id, ended.completed_at, ended.completed_at
@@ -110,12 +115,3 @@ CREATE TABLE slack_card (
   ts           text NOT NULL,
   PRIMARY KEY (approval_id, channel, ts)
 );
-
--- ---------------------------------------------------------------- approvals: reminders, escalation, edits
-
--- The action as it was first proposed, once a person has changed it.
-ALTER TABLE approval ADD COLUMN proposed jsonb;
-
-CREATE INDEX approval_reminders ON approval (remind_at) WHERE status = 'requested' AND remind_at IS NOT NULL;
-CREATE INDEX approval_escalations ON approval (escalate_at)
-  WHERE status = 'requested' AND escalate_at IS NOT NULL AND escalated_at IS NULL;

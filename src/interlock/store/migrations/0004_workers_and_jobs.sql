@@ -1,0 +1,139 @@
+-- Workers, the supervisors that start them, the jobs that they are reserved for, and what happened to all of these.
+
+-- ---------------------------------------------------------------- jobs
+
+-- A batch of runs with workers reserved for it. That a child is one deeper than its parent, and of the same tenant, is
+-- in its foreign key.
+CREATE TABLE job (
+  id                uuid PRIMARY KEY,
+  tenant_id         uuid NOT NULL REFERENCES tenant,
+  workspace_id      text,
+  parent_job_id     uuid,
+  depth             int NOT NULL CHECK (depth BETWEEN 0 AND 5),
+  parent_depth      int GENERATED ALWAYS AS (depth - 1) STORED,
+  task_description  text NOT NULL,
+  workflow          text NOT NULL,
+  workflow_version  int,
+  inputs            jsonb NOT NULL CHECK (jsonb_typeof(inputs) = 'array'),
+  total             int NOT NULL CHECK (total > 0),
+  done              int NOT NULL DEFAULT 0 CHECK (done >= 0),
+  worker_count      int NOT NULL CHECK (worker_count BETWEEN 1 AND 10),
+  status            text NOT NULL,
+  reason            text,
+  requested_by      text NOT NULL,
+  requester         jsonb NOT NULL,
+  deadline_at       timestamptz,
+  created_at        timestamptz NOT NULL,
+  started_at        timestamptz,
+  completed_at      timestamptz,
+  UNIQUE (tenant_id, id, depth),
+  FOREIGN KEY (tenant_id, parent_job_id, parent_depth) REFERENCES job (tenant_id, id, depth),
+  CONSTRAINT job_root_has_no_parent CHECK ((parent_job_id IS NULL) = (depth = 0)),
+  CONSTRAINT job_status CHECK (status::job_state IS NOT NULL),
+  CONSTRAINT job_completed_at CHECK (
+    CASE WHEN completed_at IS NULL THEN status::job_without_completed_at
+         ELSE status::job_with_completed_at END IS NOT NULL
+  )
+);
+CREATE INDEX job_of_tenant ON job (tenant_id, id);
+CREATE INDEX job_children ON job (parent_job_id) WHERE parent_job_id IS NOT NULL;
+CREATE INDEX job_open ON job (status, id) WHERE completed_at IS NULL;
+
+CREATE TRIGGER job_moves BEFORE UPDATE ON job FOR EACH ROW
+  WHEN (OLD.status <> NEW.status AND NOT job_may_move(OLD.status, NEW.status))
+  EXECUTE FUNCTION refuse_move();
+CREATE TRIGGER job_final BEFORE UPDATE ON job FOR EACH ROW
+  WHEN (OLD.completed_at IS NOT NULL)
+  EXECUTE FUNCTION refuse_change();
+
+-- ---------------------------------------------------------------- workers
+
+-- A process that starts and ends worker processes on its machine. `log_dir` is where they write.
+CREATE TABLE supervisor (
+  id             uuid PRIMARY KEY,
+  host           text NOT NULL,
+  pid            int NOT NULL,
+  log_dir        text NOT NULL,
+  wished         int NOT NULL CHECK (wished >= 0),
+  reason         text,
+  lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),
+  heartbeat_at   timestamptz NOT NULL,
+  started_at     timestamptz NOT NULL,
+  stopped_at     timestamptz
+);
+CREATE INDEX supervisor_live ON supervisor (id) WHERE stopped_at IS NULL;
+
+-- `pid` is NULL until the process of a worker that was asked for is there. `tenants` NULL: all of them. Reserving a
+-- worker is setting its `job_id`, which a claim looks at anyway. The row is updated with every heartbeat; half-empty
+-- pages keep those updates on the page.
+CREATE TABLE worker (
+  id             uuid PRIMARY KEY,
+  supervisor_id  uuid REFERENCES supervisor,
+  workspace_id   text,
+  name           text NOT NULL,
+  host           text,
+  pid            int,
+  status         text NOT NULL,
+  reason         text,
+  capacity       int NOT NULL,
+  labels         text[] NOT NULL DEFAULT '{default}' CHECK (cardinality(labels) > 0),
+  tenants        uuid[],
+  job_id         uuid REFERENCES job,
+  lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),
+  heartbeat_at   timestamptz NOT NULL,
+  started_at     timestamptz NOT NULL,
+  stopped_at     timestamptz,
+  stopped_by     text,
+  CONSTRAINT worker_status CHECK (status::worker_state IS NOT NULL),
+  CONSTRAINT worker_stopped_at CHECK (
+    CASE WHEN stopped_at IS NULL THEN status::worker_without_stopped_at
+         ELSE status::worker_with_stopped_at END IS NOT NULL
+  ),
+  CONSTRAINT worker_reserved_is_alive CHECK (job_id IS NULL OR (stopped_at IS NULL AND pid IS NOT NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX worker_live ON worker (id) WHERE stopped_at IS NULL;
+CREATE INDEX worker_stopped ON worker (stopped_at) WHERE stopped_at IS NOT NULL;
+CREATE INDEX worker_of_job ON worker (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX worker_of_supervisor ON worker (supervisor_id, id) WHERE supervisor_id IS NOT NULL;
+
+CREATE TRIGGER worker_moves BEFORE UPDATE ON worker FOR EACH ROW
+  WHEN (OLD.status <> NEW.status AND NOT worker_may_move(OLD.status, NEW.status))
+  EXECUTE FUNCTION refuse_move();
+CREATE TRIGGER worker_final BEFORE UPDATE ON worker FOR EACH ROW
+  WHEN (OLD.stopped_at IS NOT NULL)
+  EXECUTE FUNCTION refuse_change();
+
+-- ---------------------------------------------------------------- what happened to workers and jobs
+
+-- The journal of those that are no runs: every transition, and which worker was reserved for which job. A row without
+-- an event is a note. Its moves stand in the check itself: it is not written to often enough for that to cost anything.
+CREATE TABLE history (
+  subject_id  uuid NOT NULL,
+  seq         int NOT NULL CHECK (seq > 0),
+  machine     text NOT NULL CHECK (machine IN ('worker', 'job')),
+  at          timestamptz NOT NULL,
+  type        text NOT NULL,
+  from_state  text,
+  event       text,
+  to_state    text,
+  actor       text NOT NULL,
+  reason      text,
+  data        jsonb,
+  PRIMARY KEY (subject_id, seq),
+  CONSTRAINT history_transition CHECK (
+    CASE
+    WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL
+    WHEN to_state IS NULL THEN false
+    WHEN from_state IS NULL THEN
+      event = 'create' AND machine || ':' || to_state = ANY ('{worker:idle,job:submitted}'::text[])
+    ELSE machine || ':' || from_state || ':' || event || ':' || to_state = ANY ('{
+      worker:idle:start:running, worker:idle:terminate:terminated, worker:running:pause:paused,
+      worker:running:complete:completed, worker:running:fail:failed, worker:running:terminate:terminated,
+      worker:paused:resume:running, worker:paused:terminate:terminated,
+      job:submitted:validate:pending, job:submitted:fail:failed, job:submitted:cancel:canceled,
+      job:pending:allocate:running, job:pending:cancel:canceled,
+      job:running:succeed:completed, job:running:fail:failed, job:running:cancel:canceled
+    }'::text[]) END)
+);
+CREATE TRIGGER history_append_only BEFORE UPDATE OR DELETE ON history FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER history_keep BEFORE TRUNCATE ON history FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();

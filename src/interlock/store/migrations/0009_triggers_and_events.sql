@@ -1,0 +1,127 @@
+-- Triggers and events: what starts runs without anybody asking for each, and what runs wait for from outside.
+
+-- ---------------------------------------------------------------- triggers
+
+-- What a sender's delivery or a Slack command starts. It acts with the key of whoever applied it. Its signing secret is
+-- in `secret`, encrypted; here stands its name.
+CREATE TABLE trigger (
+  tenant_id     uuid NOT NULL REFERENCES tenant,
+  name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
+  kind          text NOT NULL CHECK (kind IN ('github', 'webhook', 'slack')),
+  command       text,
+  key_id        uuid NOT NULL REFERENCES api_key,
+  workspace_id  text,
+  workflow      text NOT NULL,
+  source        jsonb NOT NULL,
+  digest        text NOT NULL,
+  created_at    timestamptz NOT NULL,
+  updated_at    timestamptz NOT NULL,
+  PRIMARY KEY (tenant_id, name),
+  CONSTRAINT trigger_command CHECK ((command IS NOT NULL) = (kind = 'slack'))
+);
+CREATE UNIQUE INDEX trigger_of_command ON trigger (tenant_id, command) WHERE command IS NOT NULL;
+
+-- ---------------------------------------------------------------- schedules
+
+-- `next_at` is the slot that comes next; a schedule that is paused has none, and stands in no index that is looked at.
+CREATE TABLE schedule (
+  tenant_id     uuid NOT NULL REFERENCES tenant,
+  name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
+  key_id        uuid NOT NULL REFERENCES api_key,
+  workspace_id  text,
+  cron          text NOT NULL,
+  timezone      text NOT NULL,
+  workflow      text NOT NULL,
+  input         jsonb NOT NULL,
+  missed        text NOT NULL CHECK (missed IN ('skip', 'last', 'all')),
+  next_at       timestamptz,
+  paused_at     timestamptz,
+  paused_why    text,
+  last_slot     timestamptz,
+  last_run_id   uuid,
+  created_at    timestamptz NOT NULL,
+  PRIMARY KEY (tenant_id, name),
+  CONSTRAINT schedule_paused CHECK ((next_at IS NULL) = (paused_at IS NOT NULL)),
+  CONSTRAINT schedule_paused_why CHECK (paused_why IS NULL OR paused_at IS NOT NULL),
+  CONSTRAINT schedule_last CHECK ((last_run_id IS NULL) = (last_slot IS NULL))
+);
+CREATE INDEX schedule_due ON schedule (next_at) WHERE next_at IS NOT NULL;
+
+-- ---------------------------------------------------------------- events
+
+-- An event is kept until a step waits for it or its time is over. Whoever consumes it says so here in the transaction
+-- that makes it the step's, or leaves it in the inbox of whoever holds the run: once, and for one step.
+CREATE TABLE outside_event (
+  tenant_id     uuid NOT NULL REFERENCES tenant,
+  id            text NOT NULL,
+  number        bigint GENERATED ALWAYS AS IDENTITY,
+  workspace_id  text,
+  type          text NOT NULL,
+  correlation   text NOT NULL,
+  payload       jsonb NOT NULL,
+  sent_by       text NOT NULL,
+  received_at   timestamptz NOT NULL,
+  expires_at    timestamptz NOT NULL CHECK (expires_at > received_at),
+  run_id        uuid,
+  step          text,
+  consumed_at   timestamptz,
+  PRIMARY KEY (tenant_id, id),
+  CONSTRAINT outside_event_consumed
+    CHECK ((run_id IS NULL) = (consumed_at IS NULL) AND (step IS NULL) = (consumed_at IS NULL))
+);
+CREATE UNIQUE INDEX outside_event_of_step ON outside_event (run_id, step) WHERE run_id IS NOT NULL;
+CREATE INDEX outside_event_kept ON outside_event (tenant_id, type, correlation, number) WHERE consumed_at IS NULL;
+CREATE INDEX outside_event_in_order ON outside_event (tenant_id, number);
+CREATE INDEX outside_event_expiry ON outside_event (expires_at);
+
+CREATE TRIGGER outside_event_final BEFORE UPDATE ON outside_event FOR EACH ROW
+  WHEN (OLD.consumed_at IS NOT NULL)
+  EXECUTE FUNCTION refuse_change();
+
+-- All that a waiting step costs. The event that comes and the time-out both begin by deleting the row: whoever finds
+-- it there is the one that ends the wait.
+CREATE TABLE outside_wait (
+  run_id        uuid NOT NULL,
+  step          text NOT NULL,
+  number        bigint GENERATED ALWAYS AS IDENTITY,
+  tenant_id     uuid NOT NULL,
+  workspace_id  text,
+  type          text NOT NULL,
+  correlation   text NOT NULL,
+  timeout_at    timestamptz,
+  PRIMARY KEY (run_id, step)
+);
+CREATE INDEX outside_wait_for ON outside_wait (tenant_id, type, correlation, number);
+CREATE INDEX outside_wait_timeout ON outside_wait (timeout_at) WHERE timeout_at IS NOT NULL;
+
+-- Between looking for a wait and keeping an event, and between looking for an event and beginning to wait, nobody may
+-- do the other: both would look, find nothing, and miss each other for ever.
+CREATE FUNCTION lock_event(tenant uuid, wanted text, about text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended(tenant::text || ' ' || wanted || ' ' || about, 43));
+END $$;
+
+-- The run's row is locked, or its lease is ours. Answers the event that came before, which is consumed thereby, or
+-- nothing: then the step waits. Each statement here has a snapshot of its own, taken after the lock.
+CREATE FUNCTION await_event(
+  now timestamptz, tenant uuid, waiting uuid, waiting_step text, wanted text, about text, times_out_at timestamptz
+) RETURNS SETOF outside_event LANGUAGE plpgsql AS $$
+DECLARE
+  place text;
+BEGIN
+  PERFORM lock_event(tenant, wanted, about);
+  SELECT workspace_id INTO place FROM run WHERE id = waiting;
+  RETURN QUERY
+    UPDATE outside_event SET run_id = waiting, step = waiting_step, consumed_at = now
+     WHERE tenant_id = tenant AND id = (
+       SELECT kept.id FROM outside_event AS kept
+        WHERE kept.tenant_id = tenant AND kept.type = wanted AND kept.correlation = about
+          AND kept.consumed_at IS NULL AND kept.expires_at > now
+          AND (kept.workspace_id IS NULL OR kept.workspace_id = place)
+        ORDER BY kept.number LIMIT 1)
+    RETURNING *;
+  IF NOT FOUND THEN
+    INSERT INTO outside_wait (run_id, step, tenant_id, workspace_id, type, correlation, timeout_at)
+    VALUES (waiting, waiting_step, tenant, place, wanted, about, times_out_at);
+  END IF;
+END $$;
