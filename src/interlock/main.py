@@ -299,7 +299,6 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     from interlock.integrations import deliver_forever, use_settings
 
     await migrations.migrate(database)
-    await vault.encrypt_plain_webhooks(database)
     key = await tenants.bootstrap(database, settings.bootstrap_key)
     if key is not None:
         _announce_key(settings, key)

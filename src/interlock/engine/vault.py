@@ -80,16 +80,3 @@ def _anew(settings: Settings, place: str, row: Row, what: str) -> Sealed:
         return encrypt(settings, place, decrypt(settings, place, Sealed(row["nonce"], row["ciphertext"]), what))
     except Terminal as error:
         raise Conflict(str(error), code="SECRETS_KEY_INVALID") from None
-
-
-async def encrypt_plain_webhooks(database: Database) -> int:
-    """Secrets that an earlier version kept as they are. Any number of servers may begin with this at once."""
-
-    async def work(tx: Tx) -> int:
-        rows = await tx.fetch("plain_webhook_secrets")
-        for row in rows:
-            place = place_of_webhook(row["tenant_id"], row["id"])
-            await tx.fetch("reseal_webhook", row["id"], *encrypt(database.settings, place, row["secret"]))
-        return len(rows)
-
-    return await database.command(work)

@@ -14,7 +14,6 @@ CREATE TABLE destination (
   channel        text NOT NULL CHECK (channel IN ('slack', 'webhook')),
   address        text NOT NULL,
   events         text[] NOT NULL CHECK (cardinality(events) > 0),
-  secret         text,
   nonce          bytea CHECK (length(nonce) = 12),
   ciphertext     bytea,
   created_at     timestamptz NOT NULL,
@@ -24,8 +23,7 @@ CREATE TABLE destination (
   disabled_at    timestamptz,
   removed_at     timestamptz,
   CONSTRAINT destination_sealed CHECK ((nonce IS NULL) = (ciphertext IS NULL)),
-  CONSTRAINT destination_secret CHECK (num_nonnulls(secret, ciphertext) = (channel = 'webhook')::int),
-  CONSTRAINT destination_no_plain_secret CHECK (secret IS NULL),
+  CONSTRAINT destination_secret CHECK ((ciphertext IS NOT NULL) = (channel = 'webhook')),
   CONSTRAINT destination_removed CHECK (removed_at IS NULL OR disabled_at IS NOT NULL)
 );
 CREATE INDEX destination_in_use ON destination (tenant_id) WHERE disabled_at IS NULL;

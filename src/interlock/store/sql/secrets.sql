@@ -31,8 +31,5 @@ UPDATE secret SET nonce = $4, ciphertext = $5 WHERE tenant_id = $1 AND name = $2
 -- name: all_webhook_secrets
 SELECT id, tenant_id, nonce, ciphertext FROM destination WHERE ciphertext IS NOT NULL ORDER BY id FOR NO KEY UPDATE;
 
--- name: plain_webhook_secrets
-SELECT id, tenant_id, secret FROM destination WHERE secret IS NOT NULL ORDER BY id FOR NO KEY UPDATE;
-
 -- name: reseal_webhook
-UPDATE destination SET secret = NULL, nonce = $2, ciphertext = $3 WHERE id = $1;
+UPDATE destination SET nonce = $2, ciphertext = $3 WHERE id = $1;
