@@ -17,6 +17,7 @@ from interlock.engine.principal import Principal
 from interlock.journal import Entry, Leave, advance
 from interlock.lifecycle import RunReason, RunState
 from interlock.settings import Settings
+from interlock.store.pool import Tx
 from interlock.worker import flush, loop
 from interlock.worker.loop import Worker
 from tests.rig import Hold, Rig
@@ -506,6 +507,20 @@ async def test_a_lost_worker_cannot_write_and_changes_nothing(rig: Rig, hold: Ho
     # Nor after the run has ended in another's hands.
     assert not await by_hand(rig, me, write_of(row, late))
     await lane_is_clean(rig)
+
+
+async def test_a_lost_worker_holds_nothing_even_before_its_runs_are_taken_back(rig: Rig, hold: Hold) -> None:
+    """Else it takes up anew what it has just been refused, and does a step a second time as if it were the first."""
+    await rig.apply(TWO)
+    rig.clock.freeze()
+    await rig.start("two")
+    me, [row] = await rig.claim_by_hand()
+    async with rig.database.connection() as connection:
+        tx = Tx(connection)
+        assert [held["id"] for held in await leases.leases_of(tx, rig.clock(), me)] == [row["id"]]
+        rig.clock.advance(6)
+        assert [lost["id"] for lost in await tx.fetch("lose_workers", rig.clock(), "system:sweep")] == [me.id]
+        assert await leases.leases_of(tx, rig.clock(), me) == []
 
 
 async def test_a_live_worker_cannot_write_with_a_token_that_is_not_the_runs(rig: Rig, hold: Hold) -> None:

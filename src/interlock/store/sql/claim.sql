@@ -136,12 +136,14 @@ SELECT EXISTS (
 );
 
 -- name: leases_of
--- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way.
+-- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way. Nothing once it
+-- was declared lost, also while its runs still wait to be taken back: it may not write, so it must not begin anything.
 SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
        deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
        auto_approve, run.side_id, job_id, root_id, cost_usd, false AS fresh, false AS lost, false AS seated,
        coalesce(run.side_id, run.tenant_id) AS lane, 0 AS share, lane.max_writes_per_run, lane.policy_version, coalesce($1, now()) AS now
-  FROM run JOIN lane ON lane.id = run.tenant_id WHERE lease_worker = $2;
+  FROM run JOIN lane ON lane.id = run.tenant_id
+ WHERE lease_worker = $2 AND EXISTS (SELECT FROM worker WHERE worker.id = $2 AND stopped_at IS NULL);
 
 -- name: hand_back
 -- A run that its holder cannot go on with, as it is: with its mail, and whatever it was told meanwhile. Behind all others.
