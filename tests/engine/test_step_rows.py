@@ -8,7 +8,7 @@ import pytest
 from tests.rig import Hold, Rig
 
 from interlock import Context, Retryable, Terminal
-from interlock.worker import executor, loop, settle
+from interlock.worker import loop, settle, threads
 
 
 def workflow(*steps: str, **top: str) -> str:
@@ -359,7 +359,7 @@ async def test_a_running_step_is_canceled_when_it_was_interrupted(rig: Rig) -> N
 async def test_a_plain_function_hears_of_a_cancel_at_its_next_heartbeat(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "_THREAD_GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 20.0)
     entered, stopped = threading.Event(), threading.Event()
 
     @rig.tool("t.grind")

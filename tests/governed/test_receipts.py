@@ -21,7 +21,7 @@ from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
 from interlock.telemetry import metrics
 from interlock.tools import Context, DidNotHappen, Happened, Tool
-from interlock.worker import executor, settle
+from interlock.worker import settle, threads
 from interlock.worker.loop import Worker
 
 PAY = """
@@ -266,7 +266,7 @@ async def test_a_write_that_overran_its_time_is_in_doubt(shop: Shop, rig: Rig) -
 async def test_a_write_whose_thread_is_still_at_it_is_not_asked_about_but_in_doubt(
     shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "_THREAD_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 0.01)
     release = threading.Event()
 
     async def reconcile(amount: int, to: str) -> DidNotHappen:

@@ -28,7 +28,7 @@ from interlock.journal import Journal, StepFold
 from interlock.settings import Settings
 from interlock.store.pool import Database
 from interlock.tools import Canceled, Context, Registry, Veil, tool
-from interlock.worker import executor
+from interlock.worker import threads
 from interlock.worker.call import Workshop, prepare
 from interlock.worker.executor import execute
 from interlock.worker.outcome import Done, Failed, Interrupted, Outcome, sort
@@ -201,7 +201,7 @@ async def test_a_thread_that_takes_too_long_is_told_at_its_next_heartbeat(bench:
 
 
 async def test_a_thread_that_does_not_notice_is_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_THREAD_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 0.01)
     release = threading.Event()
 
     @bench.tool(timeout=0.01)

@@ -1,27 +1,30 @@
-"""The executor: one attempt at one step. Perform the call, say how it went."""
+"""The executor: one attempt at one step. Perform the call, say how it went.
+
+A call goes through these functions from top to bottom: what a tool raises becomes an outcome (`attempt`), secrets are
+put into its arguments (`perform`), it runs under its time-out (`call_tool`), and what it returned is made fit to be
+kept (`finish`). That it is allowed, and that its intent is stored, was seen to before: see `passage`.
+"""
 
 import asyncio
 import json
-import time
-from contextvars import copy_context
-from functools import partial
-from inspect import iscoroutinefunction
-from threading import Event
 from typing import Any
 
 from interlock import tracing
 from interlock.errors import Retryable, Terminal, Unavailable
 from interlock.telemetry import scrubbed_lines
-from interlock.tools import Canceled, DidNotHappen, Happened, Tool, Veil
+from interlock.tools import Canceled, Veil
 from interlock.worker.call import Call, Workshop
 from interlock.worker.outcome import Done, Failed, Interrupted, NotBegun, Outcome, describe, failure, is_cut_off
 from interlock.worker.output import encode_output
-
-_THREAD_GRACE_SECONDS = 5.0
+from interlock.worker.spans import traced_attempt, traced_tool
+from interlock.worker.threads import in_thread
 
 
 async def execute(shop: Workshop, call: Call) -> Outcome:
-    outcome = await attempt(shop, call) if tracing.spans is None else await traced_attempt(tracing.spans, shop, call)
+    if tracing.spans is None:
+        outcome = await attempt(shop, call)
+    else:
+        outcome = await traced_attempt(tracing.spans, call, attempt(shop, call))
     call.context.scrub_costs()
     return outcome
 
@@ -38,13 +41,14 @@ async def attempt(shop: Workshop, call: Call) -> Outcome:
 
 
 def told_to_stop() -> bool:
-    """Else a cancellation is the tool's own: of something it awaited, say. To the run that is a failure like others."""
+    """Whether the worker canceled this task. If it did not, the cancellation is of something that the tool awaited
+    itself, and to the run that is a failure like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def perform(shop: Workshop, call: Call) -> Any:
-    # Here and nowhere earlier: what is proposed, judged, shown and journaled has the names of secrets, not the values.
+    # Secrets are filled in here and nowhere earlier: what is proposed, judged, shown and journaled has their names.
     arguments = await fill(shop, call)
     if call.context.scrubber is None:
         return await run_tool(shop, call, arguments)
@@ -53,7 +57,11 @@ async def perform(shop: Workshop, call: Call) -> Any:
 
 
 async def fill(shop: Workshop, call: Call) -> dict[str, Any]:
-    """The arguments with the values of the secrets they name. The input is rendered anew, and no text is searched."""
+    """The arguments with the values of the secrets they name.
+
+    The input is rendered a second time, with the values in place of the names. Searching the first rendering for names
+    could replace what only looks like one.
+    """
     names = {name for asked in call.fold.secrets.values() for name in asked}
     if not names:
         return call.arguments
@@ -69,10 +77,12 @@ async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any
     try:
         if tracing.spans is None:
             return await call_tool(shop, call, arguments)
-        return await traced_tool(tracing.spans, shop, call, arguments)
+        return await traced_tool(tracing.spans, call, call_tool(shop, call, arguments))
     except (asyncio.CancelledError, Canceled, Exception, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a library's panic, a KeyboardInterrupt: the attempt has failed, and we go on
+    except BaseException as error:
+        # A panic of a library in Rust, or a KeyboardInterrupt that the tool raised: the attempt failed, the worker did
+        # not, so it becomes an error that `attempt` can sort.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
@@ -95,46 +105,8 @@ async def invoke(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
     return await in_thread(shop, call, args, arguments)
 
 
-async def in_thread(shop: Workshop, call: Call, args: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
-    """A thread cannot be stopped from outside: it is told, and given a moment to notice at its next heartbeat."""
-    tool, token = call.tool, call.context.cancel_token()
-    job = shop.threads.submit(copy_context().run, _call, tool, args, arguments, token)
-    future = asyncio.wrap_future(job)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        token.set()
-        if job.cancel():
-            raise _not_begun(tool) from None
-        await asyncio.wait([future], timeout=_THREAD_GRACE_SECONDS)
-        if not future.done():
-            call.left_behind = True
-            raise
-        error = future.exception()
-        if error is None:
-            return future.result()  # late, but done: nobody has to ask what became of it
-        if isinstance(error, NotBegun):
-            raise error from None
-        raise
-
-
-def _not_begun(tool: Tool) -> NotBegun:
-    return NotBegun(f"{tool.name} was not begun: no thread was free in its time")
-
-
-def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], token: Event) -> Any:
-    # A thread may take it up at the very moment in which it is told to stop.
-    if token.is_set():
-        raise _not_begun(tool)
-    try:
-        return tool.function(*args, **arguments)
-    except StopIteration as error:
-        # A future takes any exception but this one: it would never be done.
-        raise RuntimeError(f"{tool.name} raised StopIteration") from error
-
-
 def finish(shop: Workshop, call: Call, result: Any) -> Outcome:
-    """It was done. What it returned may still be nothing that can be kept, which fails the step and undoes nothing."""
+    """The tool has done it. If what it returned cannot be kept, the step fails; what was done stays done."""
     try:
         return Done(keep(shop, call, result), call.context)
     except Terminal as error:
@@ -142,55 +114,10 @@ def finish(shop: Workshop, call: Call, result: Any) -> Outcome:
 
 
 def keep(shop: Workshop, call: Call, result: Any) -> str:
-    """The output as it is kept: without what the tool calls secret, nor any secret that it was given."""
+    """The output as it is kept: without what the tool calls secret, and without any secret that it was given."""
     veil = Veil()
     output = encode_output(result, shop.max_output_bytes, call.tool, veil)
     call.hide(veil.hidden)
     scrubber = call.context.scrubber
-    # Not by orjson, to which a number of more than 64 bits is another one.
+    # By `json` and not by orjson, which would read an integer of more than 64 bits as a float.
     return output if scrubber is None else json.dumps(scrubber.scrub(json.loads(output)), ensure_ascii=False)
-
-
-async def reconcile(shop: Workshop, call: Call) -> Happened | DidNotHappen | None:
-    """Ask the system that was acted on. None: it cannot be asked, or did not know."""
-    if call.tool.reconcile is None:
-        return None
-    args = (call.context,) if call.tool.wants_context else ()
-    try:
-        async with asyncio.timeout(call.timeout or 60):
-            ask = partial(call.tool.reconcile, *args, **await fill(shop, call))
-            with scrubbed_lines(call.context.scrub):
-                # A plain function waits for the other system too, and nobody else is to wait with it.
-                plain = not iscoroutinefunction(call.tool.reconcile)
-                answer = await asyncio.wrap_future(shop.threads.submit(copy_context().run, ask)) if plain else ask()
-                answer = await answer if asyncio.iscoroutine(answer) else answer
-    except Exception as error:
-        call.context.log.warning("reconcile_failed", error=str(error))
-        return None
-    return answer if isinstance(answer, (Happened, DidNotHappen)) else None
-
-
-async def traced_attempt(spans: tracing.Spans, shop: Workshop, call: Call) -> Outcome:
-    context = call.context
-    about = {
-        "interlock.run_id": str(context.run_id), "interlock.step": context.step, "interlock.attempt": context.attempt,
-    }  # fmt: skip
-    with spans.span(f"step {context.step}", about, parent=context._traceparent) as span:
-        outcome = await attempt(shop, call)
-        span.set_attribute("interlock.outcome", type(outcome).__name__.lower())
-        # As it is kept in the journal: without secrets.
-        tracing.fail(span, str(outcome.error.get("message")) if isinstance(outcome, Failed) else None)
-    return outcome
-
-
-async def traced_tool(spans: tracing.Spans, shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
-    with spans.span(f"tool {call.tool.name}", {"interlock.tool": call.tool.name}) as span:
-        try:
-            return await call_tool(shop, call, arguments)
-        except BaseException as error:
-            tracing.fail(span, describe(error, call.context.scrubber)["message"])
-            raise
-
-
-def elapsed_ms(since: float) -> float:
-    return round((time.perf_counter() - since) * 1000, 3)

@@ -1,6 +1,10 @@
 """Recovery: what was cut off is begun again where that is safe; else a person is asked."""
 
+import asyncio
 import time
+from contextvars import copy_context
+from functools import partial
+from inspect import iscoroutinefunction
 from uuid import UUID
 
 from interlock.engine.receipts import Seal
@@ -8,14 +12,16 @@ from interlock.governance.action import ProposedAction
 from interlock.journal import AskKind, EntryType, StepFold, ask
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
 from interlock.store.pool import Row
+from interlock.telemetry import scrubbed_lines
 from interlock.tools import DidNotHappen, Happened
-from interlock.worker.call import Call
-from interlock.worker.executor import finish, reconcile
+from interlock.worker.call import Call, Workshop
+from interlock.worker.executor import fill, finish
 from interlock.worker.held import HeldRun
 from interlock.worker.passage import Passage
 from interlock.worker.settle import Settler
 
 _CUT_OFF = "the worker was lost or the call was cut off"
+_RECONCILE_SECONDS = 60.0
 
 
 class Recovery:
@@ -70,6 +76,25 @@ class Recovery:
                 digest=fold.receipt_id, receipt_id=fold.receipt_id, reason=why,
             )
         )  # fmt: skip
+
+
+async def reconcile(shop: Workshop, call: Call) -> Happened | DidNotHappen | None:
+    """Ask the system that was acted on. None: it cannot be asked, or did not know."""
+    if call.tool.reconcile is None:
+        return None
+    args = (call.context,) if call.tool.wants_context else ()
+    try:
+        async with asyncio.timeout(call.timeout or _RECONCILE_SECONDS):
+            ask = partial(call.tool.reconcile, *args, **await fill(shop, call))
+            with scrubbed_lines(call.context.scrub):
+                # A plain function runs in a thread: while it waits for the other system, the other runs go on.
+                plain = not iscoroutinefunction(call.tool.reconcile)
+                answer = await asyncio.wrap_future(shop.threads.submit(copy_context().run, ask)) if plain else ask()
+                answer = await answer if asyncio.iscoroutine(answer) else answer
+    except Exception as error:
+        call.context.log.warning("reconcile_failed", error=str(error))
+        return None
+    return answer if isinstance(answer, (Happened, DidNotHappen)) else None
 
 
 def nobody_went_on(entries: list[Row]) -> bool:

@@ -12,7 +12,6 @@ from interlock.lifecycle import ReceiptState, RunReason, StepEvent, StepState
 from interlock.telemetry import metrics
 from interlock.tools import Context
 from interlock.worker.call import Call
-from interlock.worker.executor import elapsed_ms
 from interlock.worker.held import HeldRun
 from interlock.worker.outcome import Done, Failed, Interrupted, Outcome
 from interlock.worker.receipts import seal
@@ -39,7 +38,7 @@ class Settler:
         return time.perf_counter()
 
     def settle(self, call: Call, outcome: Outcome, began: float, *, reconciled: bool = False) -> None:
-        run, fold, duration_ms = self._run, call.fold, elapsed_ms(began)
+        run, fold, duration_ms = self._run, call.fold, _elapsed_ms(began)
         end_trial(run)
         self._teller.forget_slow(fold)
         metrics.step_took(fold.step.tool, type(outcome).__name__.lower()).observe(duration_ms / 1000)
@@ -112,3 +111,7 @@ class Settler:
 
 def _costs(context: Context | None) -> dict[str, object]:
     return {"cost_usd": context.cost_usd, "costs": context.costs} if context and context.costs else {}
+
+
+def _elapsed_ms(since: float) -> float:
+    return round((time.perf_counter() - since) * 1000, 3)
