@@ -57,7 +57,7 @@ class Commits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all = self.long = 0
-        append, company = append_module.append, append_module._company
+        append, company = append_module.append, append_module._store_beside
 
         async def counted(*args: Any) -> Any:
             self.all += bool(args[3])
@@ -68,7 +68,7 @@ class Commits:
             return await company(*args)
 
         monkeypatch.setattr(flush, "append", counted)
-        monkeypatch.setattr(append_module, "_company", counted_company)
+        monkeypatch.setattr(append_module, "_store_beside", counted_company)
 
 
 async def test_steps_that_only_read_leave_no_receipt_and_cost_one_statement_each(

@@ -117,7 +117,7 @@ DRIVING = _codes(
 )  # fmt: skip
 FLUSHING = _codes(
     flush.Flusher._flush, flush.Flusher._append_whatever_happens, append_module.append, append_module._append,
-    append_module._company, receipts_module.attempt, receipts_module.seal,
+    append_module._store_beside, append_module._declare_intents, receipts_module.attempt, receipts_module.seal,
 )  # fmt: skip
 WATCHED: set[Any] = set()
 

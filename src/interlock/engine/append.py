@@ -39,7 +39,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is committed with the entries that speak of it: questions to people, intents, what became of them, runs.
+    """What is committed beside the entries that speak of it: questions to people, intents and what became of them,
+    waits, child runs.
 
     `stops`: the run goes no further and undoes what it did; its row has to say so.
     """
@@ -50,8 +51,9 @@ class Beside:
     awaits: list[Awaited] = field(default_factory=list)
     stops: bool = False
     children: list[Child] = field(default_factory=list)
-    # With a run's end, if it started others; with its leave, if its flow is not here.
+    # The run goes no further, and the runs that it started are told to stop.
     stops_children: bool = False
+    # The run leaves because this worker lacks its flow; this is the name and version that it waits for.
     undeployed: str | None = None
 
     def __bool__(self) -> bool:
@@ -75,7 +77,7 @@ class Write:
     drained: list[int] = field(default_factory=list)
     # The side lane that it leaves into, or none.
     next_side: UUID | None = None
-    # Of a worker that has a place for one more when this has left: open with that, and not a statement later.
+    # If the worker has a place for one more run when this one has left: the seat that the same statement opens.
     seat: Seat | None = None
 
 
@@ -92,7 +94,7 @@ REFUSED = Answer(False)
 
 
 async def append(database: Database, connection: Any, me: Me, writes: list[Write]) -> list[Answer]:
-    """One statement in the ordinary case. Approvals to open or an inbox to empty make it a transaction."""
+    """One statement in the ordinary case; a transaction if more than entries and run rows has to be stored."""
     if any(w.beside or w.drained or _withdraws(w) or _frees_a_place(w) or _tells_parent(w) for w in writes):
         tx = Tx(connection)
         async with connection.transaction():
@@ -101,15 +103,15 @@ async def append(database: Database, connection: Any, me: Me, writes: list[Write
             if any(w.beside.children for w in writes):
                 await tx.fetch("lock_lanes", [w.lease.tenant_id for w in writes if w.leave or w.beside.children])
             answers = await _append(tx, database, me, writes)
-            answers = await _company(tx, database, me, writes, answers)
+            answers = await _store_beside(tx, database, me, writes, answers)
         tx.committed()
         return answers
     return await _append(Tx(connection), database, me, writes)
 
 
 def _withdraws(write: Write) -> bool:
-    # An ended run's open questions are withdrawn with it. A success has none, each step is settled, unless one
-    # refusal settled them all.
+    # The questions that are still open when a run ends are withdrawn with it. A run that succeeded has none, because
+    # each of its steps is settled; unless it ended because one question was answered with no.
     if write.leave is None:
         return write.beside.stops
     refused = write.leave.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED)
@@ -124,7 +126,8 @@ def _tells_parent(write: Write) -> bool:
     return write.lease.has_parent and write.leave is not None and write.leave.reason is not None
 
 
-async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
+async def _store_beside(tx: Tx, database: Database, me: Me, writes: list[Write], answers: list[Answer]) -> list[Answer]:
+    """What goes with the entries that were kept, in their transaction. Returns the answers with what that added."""
     kept = [write for write, answer in zip(writes, answers, strict=True) if answer.kept]
     if drained := [word for write in kept for word in write.drained]:
         await tx.fetch("drain_inbox", drained, me.id)
@@ -148,12 +151,18 @@ async def _company(tx: Tx, database: Database, me: Me, writes: list[Write], answ
         await tx.fetch("stop_children", database.clock(), parents)
     if lacking := [(w.lease.run_id, w.beside.undeployed) for w in kept if w.beside.undeployed]:
         await tx.fetch("await_flow", [run for run, _ in lacking], [flow for _, flow in lacking])
-    if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
-        in_the_way = await receipts.attempt(tx, database, intents)
-        answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
+    answers = await _declare_intents(tx, database, kept, answers)
     if freed := [w.lease for w in kept if _frees_a_place(w)]:
         await tx.fetch("let_in", [lease.tenant_id for lease in freed], [lease.workflow for lease in freed])
     return answers
+
+
+async def _declare_intents(tx: Tx, database: Database, kept: list[Write], answers: list[Answer]) -> list[Answer]:
+    intents = [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]
+    if not intents:
+        return answers
+    in_the_way = await receipts.attempt(tx, database, intents)
+    return [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
 
 
 async def _begin_waits(
@@ -208,22 +217,19 @@ async def was_written(database: Database, connection: Any, me: Me, writes: list[
     left = {w.lease.run_id for w in writes if w.leave and not w.entries} - held
     if not there and not left:
         return None
-    # Who goes on with a run must still hold it: the outage may have outlived the lease.
+    # A worker goes on only with a run that it still holds: the outage may have been longer than the lease.
     answers = [
         Answer(w.lease.run_id in there | left) if w.leave
         else Answer(w.lease.run_id in held and (w.lease.run_id in there or not w.entries), nudged=True)
         for w in writes
     ]  # fmt: skip
     kept = [write for write, answer in zip(writes, answers, strict=True) if answer.kept]
-    if intents := [(w.lease.tenant_id, w.lease.run_id, intent) for w in kept for intent in w.beside.intents]:
-        # Which of them may not go ahead was in the answer that got lost. To declare an intent again changes nothing.
-        in_the_way = await receipts.attempt(tx, database, intents)
-        answers = [replace(answer, receipts=in_the_way) if answer.kept else answer for answer in answers]
-    return answers
+    # Which intents may not go ahead was in the answer that got lost. To declare one again changes nothing.
+    return await _declare_intents(tx, database, kept, answers)
 
 
-# The row itself said no, or it is too large for the database, or not even JSON: one write of the batch is wrong, the
-# others are not.
+# One write of the batch is wrong, the others are not: a constraint of its row said no, it is too large for the
+# database, or it is not even JSON.
 UNACCEPTABLE = (
     asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError, *UNSTORABLE, orjson.JSONEncodeError
 )  # fmt: skip

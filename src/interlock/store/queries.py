@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 _INTRODUCTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ def _load() -> dict[str, Statement]:
                 raise ValueError(f"statement {name} stands in {found[name].file} and in {path.name}")
             moves = re.search(r"^-- moves: (.+)$", body, re.MULTILINE)
             # The name goes to the server as a comment: pg_stat_activity then says what a session is doing.
-            text = f"/* {name} */ " + re.sub(r"^--.*\n", "", body, flags=re.MULTILINE).strip().rstrip(";")
+            text = f"/* {name} */ " + _COMMENT.sub("", body).strip().rstrip(";")
             found[name] = Statement(name, path.name, moves[1] if moves else None, text)
     return found
 
