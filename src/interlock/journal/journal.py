@@ -4,11 +4,12 @@
 keeps it as unsaved until its writer has committed it. Replaying the same entries gives the same state, always.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -296,67 +297,31 @@ class Journal:
 
     def _apply_to_step(self, fold: StepFold, entry: Entry, status: StepState) -> None:
         data = entry.data or {}
-        before = fold.status
-        fold.status = status
+        before, fold.status = fold.status, status
         fold.attempt = entry.attempt or fold.attempt
-        # Seen in the journal, a short step was taken up `duration_ms` before it was settled.
         if entry.at is not None:
-            if entry.event == StepEvent.CLAIM or (fold.started_at is None and entry.from_state == StepState.PENDING):
-                fold.started_at = entry.at
-            elif before == StepState.PENDING and entry.from_state == StepState.RUNNING:
-                fold.started_at = entry.at - timedelta(milliseconds=data.get("duration_ms", 0))
-        match entry.event:
-            case StepEvent.RETRY:
-                fold.failures += 1
-                fold.next_run_at = _moment(data["next_run_at"])
-            case StepEvent.RECLAIM:
-                fold.reclaims += 1
-            case StepEvent.PARK:
-                fold.due_at = _moment(data["due_at"]) if "due_at" in data else None
-                fold.awaits = data.get("awaits")
-                fold.child_id = data.get("child")
-            case StepEvent.OPEN | StepEvent.HOLD:
-                fold.approval_id = data["approval_id"]
-                fold.asked_digest = data.get("digest")
-                fold.asked_policy = data.get("policy_digest")
-                fold.asked_demand = _demand(data)
-            case StepEvent.RELEASE:
-                fold.allowed_digest, fold.allowed_policy = fold.asked_digest, fold.asked_policy
-                fold.allowed_demand = fold.asked_demand
-                if not fold.in_doubt:  # the policy held it before anything was tried
-                    fold.attempt -= 1
-            case StepEvent.CLAIM:
-                fold.next_run_at = None
-                fold.receipt_id = data.get("receipt_id")
-                fold.declared_digest = data.get("digest")
-                fold.idempotent = data.get("idempotent", fold.receipt_id is None)
-                if "started_at" in data:
-                    fold.started_at = _moment(data["started_at"])
+            _fold_start(fold, entry, before, data)
+        if (change := _FOLDED_BY.get(entry.event)) is not None:
+            change(fold, data)
         if data:
-            fold.last_error = data.get("error", fold.last_error)
-            fold.reason = data.get("reason", fold.reason)
-            fold.cost_usd += data.get("cost_usd", 0.0)
-            fold.duration_ms = data.get("duration_ms", fold.duration_ms)
-            if "costs" in data:
-                fold.tokens = _tokens(data["costs"], fold.tokens)
-            fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
-            fold.carried_receipt_id = data.get("carried_receipt_id", fold.carried_receipt_id)
-            if "replayed_from" in data:
-                fold.replayed = {name: data[name] for name in ("replayed_from", "receipt_id") if name in data}
-        if fold.status in STEP.terminal:
-            fold.completed_at = entry.at
-            fold.next_run_at = None
-            fold.output = entry.output
-            if fold.step.undoes is not None:
-                return
-            if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
-                self.failed = fold
-            # What another run did and this one only asked again is not this one's to undo. What was done and then
-            # failed, because its answer could not be kept, is.
-            undo, done = fold.step.undo, fold.status == StepState.SUCCEEDED or data.get("happened", False)
-            if undo is not None and done and fold.replayed is None:
-                self.undos[undo.key] = StepFold(undo)
-            self.scope.settle(fold.step.key, fold.status, partial(read_back, entry.output))
+            _fold_facts(fold, data)
+        if status in STEP.terminal:
+            self._settle(fold, entry, data)
+
+    def _settle(self, fold: StepFold, entry: Entry, data: dict[str, Any]) -> None:
+        fold.completed_at = entry.at
+        fold.next_run_at = None
+        fold.output = entry.output
+        if fold.step.undoes is not None:
+            return
+        if fold.status == StepState.FAILED and self.failed is None and self._is_fatal(fold):
+            self.failed = fold
+        # Undone is what this run did: a step that succeeded, or one that was done and then failed because its output
+        # could not be kept; but not what another run did, and this one was only answered with.
+        undo, done = fold.step.undo, fold.status == StepState.SUCCEEDED or data.get("happened", False)
+        if undo is not None and done and fold.replayed is None:
+            self.undos[undo.key] = StepFold(undo)
+        self.scope.settle(fold.step.key, fold.status, partial(read_back, entry.output))
 
     def _is_fatal(self, fold: StepFold) -> bool:
         if self.plan.agent is not None and fold.reason == RunReason.POLICY_DENIED:
@@ -414,8 +379,86 @@ class Journal:
         return sum(fold.cost_usd for fold in chain(self.steps.values(), self.undos.values()))
 
 
+# ---------------------------------------------------------------- what an entry says of its step
+
+
+def _fold_start(fold: StepFold, entry: Entry, before: StepState, data: dict[str, Any]) -> None:
+    """When the step began. A short one has no entry for that: it began `duration_ms` before it was settled."""
+    assert entry.at is not None
+    if entry.event == StepEvent.CLAIM or (fold.started_at is None and entry.from_state == StepState.PENDING):
+        fold.started_at = entry.at
+    elif before == StepState.PENDING and entry.from_state == StepState.RUNNING:
+        fold.started_at = entry.at - timedelta(milliseconds=data.get("duration_ms", 0))
+
+
+def _fold_retry(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.failures += 1
+    fold.next_run_at = _moment(data["next_run_at"])
+
+
+def _fold_reclaim(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.reclaims += 1
+
+
+def _fold_park(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.due_at = _moment(data["due_at"]) if "due_at" in data else None
+    fold.awaits = data.get("awaits")
+    fold.child_id = data.get("child")
+
+
+def _fold_question(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.approval_id = data["approval_id"]
+    fold.asked_digest = data.get("digest")
+    fold.asked_policy = data.get("policy_digest")
+    fold.asked_demand = _demand(data)
+
+
+def _fold_release(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.allowed_digest, fold.allowed_policy = fold.asked_digest, fold.asked_policy
+    fold.allowed_demand = fold.asked_demand
+    if not fold.in_doubt:  # the policy held it before anything was tried
+        fold.attempt -= 1
+
+
+def _fold_claim(fold: StepFold, data: dict[str, Any]) -> None:
+    fold.next_run_at = None
+    fold.receipt_id = data.get("receipt_id")
+    fold.declared_digest = data.get("digest")
+    fold.idempotent = data.get("idempotent", fold.receipt_id is None)
+    if "started_at" in data:
+        fold.started_at = _moment(data["started_at"])
+
+
+# What is known of a step changes with these events in more than its state.
+_FOLDED_BY: Mapping[str | None, Callable[[StepFold, dict[str, Any]], None]] = MappingProxyType(
+    {
+        StepEvent.RETRY: _fold_retry,
+        StepEvent.RECLAIM: _fold_reclaim,
+        StepEvent.PARK: _fold_park,
+        StepEvent.OPEN: _fold_question,
+        StepEvent.HOLD: _fold_question,
+        StepEvent.RELEASE: _fold_release,
+        StepEvent.CLAIM: _fold_claim,
+    }
+)
+
+
+def _fold_facts(fold: StepFold, data: dict[str, Any]) -> None:
+    """What any entry about a step may say."""
+    fold.last_error = data.get("error", fold.last_error)
+    fold.reason = data.get("reason", fold.reason)
+    fold.cost_usd += data.get("cost_usd", 0.0)
+    fold.duration_ms = data.get("duration_ms", fold.duration_ms)
+    if "costs" in data:
+        fold.tokens = _tokens(data["costs"], fold.tokens)
+    fold.idempotency_key = data.get("idempotency_key", fold.idempotency_key)
+    fold.carried_receipt_id = data.get("carried_receipt_id", fold.carried_receipt_id)
+    if "replayed_from" in data:
+        fold.replayed = {name: data[name] for name in ("replayed_from", "receipt_id") if name in data}
+
+
 def _tokens(costs: list[dict[str, Any]], before: dict[str, int] | None) -> dict[str, int] | None:
-    """Of every attempt; by the names that `ctx.cost` is told them under."""
+    """The sums over all attempts. A cost has them under the names that `ctx.cost` takes."""
     told = [cost for cost in costs if "input_tokens" in cost or "output_tokens" in cost]
     if not told:
         return before
@@ -424,7 +467,7 @@ def _tokens(costs: list[dict[str, Any]], before: dict[str, int] | None) -> dict[
 
 
 def _demand(data: dict[str, Any]) -> dict[str, Any] | None:
-    """Of a question that does not say all of it nothing is known."""
+    """What the question asks of whoever says yes. If it does not say all of it, nothing is taken as known."""
     names = ("tier", "two_person", "approvers", "reason_required")
     return {name: data[name] for name in names} if all(name in data for name in names) else None
 

@@ -1,4 +1,9 @@
-"""A run: one workflow version executing for one trigger."""
+"""A run: one workflow version executing for one trigger.
+
+Read a row of the table as: in this state, these things can happen, and this is where each of them leads. The first row
+is the initial state, rows without exits are the ends. Constraints, enums, labels, help and diagrams are rendered from
+this table, so a state is added here and in a migration, and nowhere else.
+"""
 
 from interlock.lifecycle.machine import Machine, Term
 
@@ -51,6 +56,7 @@ class RunReason(Term):
 
 S, E = RunState, RunEvent
 
+# A cancel has two targets: through `canceling` if a step is in flight or something is to be undone, else at once.
 RUN: Machine[RunState, RunEvent] = Machine(
     name="run",
     table={
@@ -91,11 +97,12 @@ RUN: Machine[RunState, RunEvent] = Machine(
         S.FAILED: {},
         S.CANCELED: {},
     },
+    # These columns have a value exactly in these states.
     columns={
         "completed_at": frozenset({S.SUCCEEDED, S.FAILED, S.CANCELED}),
         "reason": frozenset({S.SUCCEEDED, S.FAILED, S.CANCELED}),
     },
 )
 
-# Nothing that waits holds a worker.
+# The only states in which a worker may hold a run: nothing that waits or has ended does.
 LEASABLE = (S.RUNNING, S.CANCELING)
