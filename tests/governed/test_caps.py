@@ -10,7 +10,7 @@ import structlog
 from tests.rig import Rig
 
 from interlock.definition.workflow import parse
-from interlock.engine import runs, sweeps, tenants
+from interlock.engine import retries, runs, sweeps, tenants
 from interlock.engine.principal import Principal
 from interlock.errors import DefinitionInvalid, Terminal
 from interlock.ids import uuid7
@@ -123,7 +123,7 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
         asked += [await rig.start(name, who=acme) for name in ("gate", "nap", "quick")]
         new_id = uuid7()
         await rig.database.command(
-            lambda tx, new_id=new_id: runs.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
+            lambda tx, new_id=new_id: retries.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
         )
         asked.append(new_id)
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)

@@ -32,7 +32,7 @@ from interlock.api.services import (
     uuid_cursor,
 )
 from interlock.api.views import accepted_view, dump, event_view, new_run_answer, new_run_view, run_view
-from interlock.engine import approvals, idempotency, runs
+from interlock.engine import approvals, idempotency, retries, runs
 from interlock.engine.idempotency import Answer
 from interlock.engine.outside import journal_to_show, read_journal
 from interlock.engine.principal import Principal
@@ -228,7 +228,7 @@ async def retry(run_id: UUID, request: Request, found: Svc, who: Who, body: Bare
     new_id = uuid7()
 
     async def work(tx: Tx) -> Answer:
-        row = await runs.retry(tx, found.database, found.plans, who, run_id, new_id)
+        row = await retries.retry(tx, found.database, found.plans, who, run_id, new_id)
         return await _answer(tx, found, row, 201)
 
     return await change(found, who, request, work)

@@ -13,7 +13,7 @@ from interlock.api.views import event_view, receipt_view, run_view
 from interlock.console import graph, timeline
 from interlock.console.approvals import cards_of
 from interlock.console.page import Said, Visit, Visitor, done, render, uuid_of
-from interlock.engine import approvals, evidence, runs
+from interlock.engine import approvals, evidence, retries, runs
 from interlock.engine.outside import entry_of
 from interlock.errors import Invalid
 from interlock.governance.roles import Permission
@@ -197,7 +197,7 @@ async def retry(run_id: str, visit: Visit, said: Said) -> Response:
     found, wanted, new_id = visit.services, uuid_of(run_id, "run"), uuid7()
 
     async def work(tx: Tx) -> Row:
-        return await runs.retry(tx, found.database, found.plans, visit.who, wanted, new_id)
+        return await retries.retry(tx, found.database, found.plans, visit.who, wanted, new_id)
 
     row = await found.database.command(work)
     return done(f"/runs/{row['id']}", "This run goes on where the other one had got to.")

@@ -1,4 +1,4 @@
-"""Runs: start, look at, cancel, retry."""
+"""Runs: start, look at, cancel. Going on where one had failed is in `retries`."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,8 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import orjson
 
-from interlock.definition.flow import declaration
 from interlock.definition.plan import Plan, StepKind
-from interlock.engine import sessions
 from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, count, says_in_flight
 from interlock.engine.outside import (
     OpenRun,
@@ -20,16 +17,15 @@ from interlock.engine.outside import (
     move_on,
     open_run,
     put_back,
-    read_journal,
     save,
     say,
 )
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, InvalidTransition, NotFound, RateLimited
+from interlock.errors import InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import NO_OUTPUT, Command, EntryType, Journal, Leave, StepFold, Word, encode
-from interlock.lifecycle import RUN, SETTLED_WELL, ReceiptState, RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.journal import Command, Journal, Leave, Word, encode
+from interlock.lifecycle import RUN, RunEvent, RunReason, RunState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
@@ -159,13 +155,13 @@ def _refuse_to_wait(turn: datetime | None, now: datetime) -> None:
 
 async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun, *, may_wait: bool = True) -> Row:
     """Its first step is a gate or a wait: it goes there at once, without a worker."""
-    run = await _insert(tx, database, principal, new)
+    run = await insert(tx, database, principal, new)
     if not may_wait:
         _refuse_to_wait(run.row["wake_at"], run.now)
-    return await _begin(tx, database, run)
+    return await begin(tx, database, run)
 
 
-async def _begin(tx: Tx, database: Database, run: OpenRun) -> Row:
+async def begin(tx: Tx, database: Database, run: OpenRun) -> Row:
     if run.journal is None:
         return run.row
     if run.row["wake_at"] is not None:
@@ -174,7 +170,7 @@ async def _begin(tx: Tx, database: Database, run: OpenRun) -> Row:
     return await move_on(tx, database, run)
 
 
-async def _insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
+async def insert(tx: Tx, database: Database, principal: Principal, new: NewRun, resumed: Row | None = None) -> OpenRun:
     row = await tx.row(
         "insert_run", database.clock(), new.id, principal.tenant_id,
         resumed["workspace_id"] if resumed else principal.workspace_id, new.workflow, new.version,
@@ -241,127 +237,6 @@ async def time_out(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, ru
         return await put_back(tx, run)
     data = {"deadline_at": run.row["deadline_at"]}
     return await say(tx, database, run, Word(Command.TIME_OUT, "system:deadline", data))
-
-
-async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, new_id: UUID) -> Row:
-    """A new run on the same version that begins where the old one had got to."""
-    old = await get(tx, principal, run_id)
-    if RunState(old["status"]) not in (RunState.FAILED, RunState.CANCELED):
-        raise refused(RunState(old["status"]), "retry")
-    before = await read_journal(tx, plans, old)
-    if before.seq == 0:
-        raise Conflict("its journal was dropped by retention; start a new run", code="JOURNAL_GONE")
-    if before.is_undoing:
-        raise Conflict("it undid what it had done; start a new run", code="RUN_COMPENSATED")
-    effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_behind", principal.tenant_id, run_id)}
-    for receipt in effects.values():
-        if receipt["status"] not in (ReceiptState.SUCCEEDED, ReceiptState.FAILED):
-            raise Conflict(
-                f"step {receipt['step']} may have happened; say first what became of it, at POST "
-                f"/api/receipts/{receipt['id']}/resolve", code="EFFECT_IN_DOUBT", receipt_id=str(receipt["id"]),
-            )  # fmt: skip
-        if receipt["undoing"] in ("done", "under_way"):
-            raise _undone(receipt["step"], receipt["id"], receipt["reversal_run_id"])
-    await _refuse_what_others_undid(tx, principal.tenant_id, before)
-    # Another request than the one that started the old run asks for this one.
-    trigger = {name: told for name, told in orjson.loads(old["trigger"]).items() if name != "idempotency_key"}
-    new = NewRun(
-        new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"), trigger,
-        before.plan.timeout,
-    )  # fmt: skip
-    if old["session_id"] is not None:
-        await sessions.lock_idle(tx, old["tenant_id"], old["session_id"])
-    run = await _insert(tx, database, principal, new, resumed=old)
-    if run.journal is None:
-        return run.row
-    if old["session_id"] is not None:
-        await tx.row("join_session", new_id, old["session_id"], None, False)
-    if new.trigger["source"] == "reversal":
-        await _hand_over_reversal(tx, old, new)
-    if before.plan.is_dynamic:
-        _carry_over_flow(run.journal, before, old, effects, principal.actor)
-        return await _begin(tx, database, run)
-    for done in before.steps.values():
-        effect = effects.get(done.step.key)
-        if done.status in SETTLED_WELL:
-            _carry_over(run.journal, done, done.status, done.output, principal.actor, run_id, effect)
-        elif (output := _happened(effects, done.step.key)) is not None:
-            _carry_over(run.journal, done, StepState.SUCCEEDED, output, principal.actor, run_id, effect)
-    return await _begin(tx, database, run)
-
-
-async def _refuse_what_others_undid(tx: Tx, tenant_id: UUID, before: Journal) -> None:
-    """What it was answered with and had not done itself."""
-    replayed = [(key, fold.replayed) for key, fold in before.steps.items() if fold.replayed is not None]
-    answered = {about["receipt_id"]: key for key, about in replayed if "receipt_id" in about}
-    undone = await tx.row("undone_since", tenant_id, list(answered)) if answered else None
-    if undone is not None:
-        raise _undone(answered[str(undone["receipt_id"])], undone["receipt_id"], undone["run_id"])
-
-
-def _undone(step: str, receipt_id: UUID, by: UUID) -> Conflict:
-    return Conflict(
-        f"step {step} was undone, or is being undone, by run {by}; start a new run", code="EFFECT_UNDONE",
-        receipt_id=str(receipt_id),
-    )  # fmt: skip
-
-
-async def _hand_over_reversal(tx: Tx, old: Row, new: NewRun) -> None:
-    """The new run undoes what the old one did not; unless somebody else did, or is at it."""
-    await tx.fetch("hand_over_reversal", old["tenant_id"], old["id"], new.id)
-    try:
-        receipt_id = UUID(new.trigger["ref"])
-    except (TypeError, ValueError):
-        return  # it only says so: whoever starts a run may call its source what they like
-    other = await tx.value("reversed_since", old["tenant_id"], receipt_id, new.id)
-    if other not in (None, old["id"]):
-        raise Conflict(f"run {other} undoes it by now", code="ALREADY_REVERSED", run_id=str(other))
-
-
-def _happened(effects: dict[str, Row], step: str) -> str | None:
-    """What the effect of a step returned that did not succeed and had its effect all the same.
-
-    What it returned could not be kept, or that it happened became known later.
-    """
-    effect = effects.get(step)
-    return (effect["output"] or NO_OUTPUT) if effect and effect["status"] == ReceiptState.SUCCEEDED else None
-
-
-def _carry_over(
-    journal: Journal, done: StepFold, status: StepState, output: str | None, actor: str, origin: UUID,
-    effect: Row | None,
-) -> None:  # fmt: skip
-    fold = journal.steps[done.step.key]
-    data = {"carried_over_from": str(origin), **(done.replayed or {})}
-    if effect is not None:
-        data["carried_receipt_id"] = str(effect["id"])
-    if status == StepState.SKIPPED:
-        journal.move_step(fold, StepEvent.SKIP, actor=actor, data=data)
-    else:
-        journal.begin(fold)
-        journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
-
-
-def _carry_over_flow(journal: Journal, before: Journal, old: Row, effects: dict[str, Row], actor: str) -> None:
-    """All that the flow was told, so that it comes to the same place; but not the failure that ended it."""
-    ended_by = (orjson.loads(old["error"] or "null") or {}).get("step")
-    for place, (kind, value) in before.values.items():
-        journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
-    for key, done in before.steps.items():
-        data: dict[str, Any] = {"carried_over_from": str(old["id"]), **(done.replayed or {})}
-        if done.status == StepState.SUCCEEDED:
-            event, output = StepEvent.SUCCEED, done.output
-        elif done.status == StepState.SKIPPED or (done.status == StepState.FAILED and key != ended_by):
-            event, output = StepEvent.SKIP if done.status == StepState.SKIPPED else StepEvent.FAIL, done.output
-            data |= {"reason": done.reason, "error": done.last_error}
-        elif (output := _happened(effects, key)) is not None:
-            event = StepEvent.SUCCEED
-        else:
-            continue
-        fold = journal.declare(done.step, declaration(done.step, with_input=done.step.input.value is not None))
-        if event != StepEvent.SKIP:
-            journal.begin(fold)
-        journal.move_step(fold, event, actor=actor, data=data, output=output)
 
 
 def refused(state: RunState, event: str) -> InvalidTransition:
