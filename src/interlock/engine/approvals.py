@@ -8,7 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from interlock.definition.plan import EXPIRES_IN
-from interlock.engine.outside import count_decision, open_run, put_back, read_journal, say
+from interlock.engine.observe import observe_approval_end
+from interlock.engine.outside import open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
@@ -239,7 +240,7 @@ async def _resolve(
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
     resolved = await tx.row("resolve_approval", database.clock(), approval["id"], state)
     assert resolved is not None
-    tx.afterwards(partial(count_decision, resolved))
+    tx.afterwards(partial(observe_approval_end, resolved))
     data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason, **(found_out or {})}
     await say(tx, database, run, Word(Command.DECIDE, actor, data, step=approval["step"]))
     return resolved

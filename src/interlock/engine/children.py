@@ -8,7 +8,8 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from interlock.engine.outside import open_run, put_back, say, woke
+from interlock.engine.observe import observe_woken
+from interlock.engine.outside import open_run, put_back, say
 from interlock.engine.workflows import Plans
 from interlock.errors import NotFound
 from interlock.journal import Command, Word, encode
@@ -115,5 +116,5 @@ async def wake_awaiting(
     """Runs that wait for code that this worker has, and that it can take: those that it leaves others may put back."""
     ours = (list(flows), list(pools), None if tenants is None else list(tenants))
     woken = await database.fetch("wake_runs", database.clock(), most, actor, *ours)
-    woke(woken, actor)
+    observe_woken(woken, actor)
     return len(woken)

@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 import orjson
 
 from interlock.engine import workers
-from interlock.engine.outside import tell_move
+from interlock.engine.observe import log_run_move
 from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
@@ -107,7 +107,7 @@ async def claim(
     if detail.wanted:
         for row in runs:
             if row["fresh"]:
-                tell_move(row["id"], RunState.PENDING, RunState.RUNNING, me.actor)
+                log_run_move(row["id"], RunState.PENDING, RunState.RUNNING, me.actor)
     # With the batch full a lane may have been cut short without being dry.
     full = len(runs) >= room
     dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]
@@ -150,7 +150,7 @@ def seated(payload: str, me: Me) -> Row | None:
     metrics.claimed.inc()
     metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc()
     if detail.wanted:
-        tell_move(run_id, RunState.PENDING, RunState.RUNNING, me.actor)
+        log_run_move(run_id, RunState.PENDING, RunState.RUNNING, me.actor)
     return {
         **_SEATED, **given, "id": run_id, "tenant_id": UUID(given["tenant_id"]), "now": at, "created_at": at,
         "started_at": at, "deadline_at": datetime.fromisoformat(deadline) if deadline else None,

@@ -9,10 +9,9 @@ from uuid import UUID
 
 import orjson
 
-from interlock import tracing
-from interlock.definition.plan import UNDO, Plan
+from interlock.definition.plan import Plan
 from interlock.engine import receipts, waits
-from interlock.engine.principal import initiator_of
+from interlock.engine.observe import observe_approval_end, observe_entries, observe_run_end
 from interlock.engine.workflows import Plans, unread
 from interlock.errors import NotFound, Unreadable
 from interlock.journal import (
@@ -35,9 +34,9 @@ from interlock.journal import (
     ended,
     go_on,
 )
-from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, RunEvent, RunReason, RunState
+from interlock.lifecycle import RUN, STEP, RunEvent, RunReason, RunState
 from interlock.store.pool import Database, Raced, Row, Tx
-from interlock.telemetry import detail, log, metrics
+from interlock.telemetry import log
 
 
 @dataclass(slots=True)
@@ -151,7 +150,7 @@ async def _leave_to_a_worker(tx: Tx, database: Database, run: OpenRun, word: Wor
             seq, EntryType.RUN_TRANSITION, ENGINE, from_state=run.status, event=RunEvent.RESUME, to_state=status
         )
         await _append(tx, database, run.row, [entry])
-        tx.afterwards(partial(observe, run.row["id"], run.row["workflow"], [entry], None))
+        tx.afterwards(partial(observe_entries, run.row["id"], [entry]))
     await tx.row("move_run", now, run.row["id"], status, None, None, None, None, seq, 0)
     row = await _post(tx, database, run, word, status)
     await _queue(tx, run.row, status == RunState.PENDING, run.queued["lost"] if run.queued else False)
@@ -245,7 +244,14 @@ async def save(tx: Tx, database: Database, run: OpenRun, leave: Leave, asks: lis
             await tx.fetch("stop_children", now, [run.row["id"]])
     if leave.reason is not None and run.row["parent_run_id"] is not None:
         await tx.fetch("tell_parents", now, [run.row["id"]])
-    tx.afterwards(partial(observe, run.row["id"], run.row["workflow"], entries, row))
+    tx.afterwards(partial(observe_entries, run.row["id"], entries))
+    if leave.reason is not None:
+        tx.afterwards(
+            partial(
+                observe_run_end, row, row["status"], row["reason"], ended=row["completed_at"],
+                duration_ms=row["duration_ms"],
+            )
+        )  # fmt: skip
     return row
 
 
@@ -285,15 +291,8 @@ async def _queue(tx: Tx, row: Row, fresh: bool, lost: bool) -> None:
 async def withdraw(tx: Tx, database: Database, run_ids: list[UUID]) -> None:
     """These runs go no further: nobody is asked about their steps, no event is theirs, what was begun is in doubt."""
     for row in await tx.fetch("withdraw_runs", database.clock(), run_ids):
-        tx.afterwards(partial(count_decision, row))
+        tx.afterwards(partial(observe_approval_end, row))
     await receipts.doubt(tx, run_ids)
-
-
-def count_decision(approval: Row) -> None:
-    """An approval is not asked for any more: people decided, nobody did in time, or its run ended."""
-    metrics.transition("approval", ApprovalState.REQUESTED, approval["status"]).inc()
-    waited: float = (approval["resolved_at"] - approval["requested_at"]).total_seconds()
-    metrics.was_in("approval", ApprovalState.REQUESTED, waited)
 
 
 async def _post(tx: Tx, database: Database, run: OpenRun, word: Word, status: RunState) -> Row:
@@ -316,68 +315,3 @@ async def open_approvals(tx: Tx, database: Database, asks: list[tuple[UUID, UUID
         [encode(list(a.approvers)) for a in about], [encode(list(a.escalate_to)) for a in about],
         [a.escalate_after for a in about], [UUID(a.receipt_id) if a.receipt_id else None for a in about],
     )  # fmt: skip
-
-
-def observe(run_id: UUID, workflow: str, entries: list[Entry], row: Any) -> None:
-    """Count and log what was committed."""
-    if detail.wanted:
-        _tell(run_id, entries)
-    for e in entries:
-        if e.from_state is None or e.to_state is None:
-            continue
-        metrics.transition("step" if e.step else "run", e.from_state, e.to_state).inc()
-        if e.step is not None and e.step.endswith(UNDO) and e.to_state in STEP.terminal:
-            metrics.compensations.labels(e.to_state).inc()
-    if row is not None and row["completed_at"] is not None:
-        metrics.run_duration.labels(workflow, row["status"]).observe(row["duration_ms"] / 1000)
-        log.info(
-            "run_completed",
-            run_id=str(row["id"]),
-            status=row["status"],
-            reason=row["reason"],
-            duration_ms=row["duration_ms"],
-        )
-        trace_end(row, row["completed_at"], row["status"], row["reason"])
-
-
-def _tell(run_id: UUID, entries: list[Entry]) -> None:
-    """Every transition of a run, and every step that need not be done again after a crash."""
-    for e in entries:
-        if e.step is None and e.from_state is not None and e.to_state is not None:
-            tell_move(run_id, e.from_state, e.to_state, e.actor)
-        elif e.step is not None and e.to_state in STEP.terminal:
-            resumable = e.to_state in SETTLED_WELL
-            log.debug("run_checkpoint", run_id=str(run_id), step=e.step, resumable=resumable, **_duration(e))
-
-
-def tell_move(run_id: UUID, before: str, after: str, actor: str) -> None:
-    log.debug(
-        "run_transition", run_id=str(run_id), from_state=before, to_state=after, by=actor, initiator=initiator_of(actor)
-    )
-
-
-def woke(runs: Iterable[Row], actor: str) -> None:
-    """Count and log those that waited; others are only put into the queue."""
-    for row in runs:
-        if row["before"] in (RunState.WAITING_APPROVAL, RunState.WAITING_EXTERNAL):
-            metrics.transition("run", row["before"], RunState.RUNNING).inc()
-            if detail.wanted:
-                tell_move(row["id"], row["before"], RunState.RUNNING, actor)
-
-
-def _duration(entry: Entry) -> dict[str, Any]:
-    data = entry.data or {}
-    return {"duration_ms": data["duration_ms"]} if "duration_ms" in data else {}
-
-
-def trace_end(row: Row, ended: datetime, status: str, reason: str) -> None:
-    """The span of a run that came to its end."""
-    if tracing.spans is None:
-        return
-    about = {
-        "interlock.run_id": str(row["id"]), "interlock.workflow": row["workflow"],
-        "interlock.version": row["workflow_version"], "interlock.status": status, "interlock.reason": reason,
-    }  # fmt: skip
-    given = orjson.loads(row["trigger"]).get("traceparent")
-    failure = reason if status == RunState.FAILED else None
-    tracing.spans.run(row["id"], given, f"run {row['workflow']}", row["created_at"], ended, about, failure)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from interlock.engine import approvals, audit, events, outbox, runs, sessions
 from interlock.engine.leases import reclaim_lost
-from interlock.engine.outside import woke
+from interlock.engine.observe import observe_woken
 from interlock.engine.workflows import Plans
 from interlock.governance.keys import SigningKey
 from interlock.ids import floor_of
@@ -24,7 +24,7 @@ async def wake_due(database: Database) -> int:
     """Runs whose timer is due go back to the queue."""
     total = 0
     while woken := await database.fetch("wake_runs", database.clock(), _BATCH, _TIMER, None, None, None):
-        woke(woken, _TIMER)
+        observe_woken(woken, _TIMER)
         total += len(woken)
         if len(woken) < _BATCH:
             break

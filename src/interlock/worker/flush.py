@@ -10,7 +10,7 @@ import asyncpg
 
 from interlock.engine.append import UNACCEPTABLE, Answer, Write, append, was_written
 from interlock.engine.leases import Me, Seat
-from interlock.engine.outside import observe
+from interlock.engine.observe import observe_entries
 from interlock.store.pool import TRANSIENT, Database, connection_options
 from interlock.telemetry import log, metrics
 from interlock.waiting import either
@@ -140,7 +140,7 @@ class Flusher:
         metrics.flush_size.observe(sum(len(w.entries) for w in writes))
         for (write, future), answer in zip(batch, answers, strict=True):
             if answer.kept:
-                observe(write.lease.run_id, write.lease.workflow, write.entries, None)
+                observe_entries(write.lease.run_id, write.entries)
             if not future.done():
                 future.set_result(answer)
 

@@ -10,14 +10,13 @@ from uuid import UUID
 from interlock.engine import inbox
 from interlock.engine.append import Answer, Beside, Lease, Write
 from interlock.engine.children import Child
-from interlock.engine.outside import trace_end
+from interlock.engine.observe import observe_run_end
 from interlock.engine.receipts import Intent, Seal
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.errors import LeaseLost
 from interlock.journal import Ask, Awaited, Journal, Leave, StepFold
 from interlock.lifecycle import RunState
 from interlock.store.pool import Row
-from interlock.telemetry import log, metrics
 
 if TYPE_CHECKING:
     from interlock.worker.loop import Worker
@@ -162,7 +161,7 @@ class HeldRun:
         write = Write(self.lease, leaving, leave, seq=seq, cost_usd=cost, beside=beside, next_side=lane)
         answer = await self._write(write)
         if answer.kept:
-            self._log_end(leave)
+            self._observe_end(leave)
             if beside.stops_children or (self._has_followers and leave.reason is not None):
                 self.worker.run_errands()
             return True
@@ -178,14 +177,10 @@ class HeldRun:
         """A parent that waits for its end, or messages that wait for their turn."""
         return self.lease.has_parent or self.row["session_id"] is not None
 
-    def _log_end(self, leave: Leave) -> None:
+    def _observe_end(self, leave: Leave) -> None:
         if leave.reason is None:
             return
-        seconds = (self.now() - self.row["created_at"]).total_seconds()
-        metrics.run_duration.labels(self.lease.workflow, leave.status).observe(seconds)
-        log.info(
-            "run_completed", run_id=str(self.lease.run_id), status=leave.status, reason=leave.reason,
-            duration_ms=round(seconds * 1000),
-        )  # fmt: skip
-        # By our own clock too, as the spans of its steps: none of them ends after it.
-        trace_end(self.row, max(self.now(), datetime.now(UTC)), leave.status, leave.reason)
+        duration_ms = (self.now() - self.row["created_at"]).total_seconds() * 1000
+        # The spans of its steps end by this machine's clock. If the database's is behind, theirs would end after its.
+        ended = max(self.now(), datetime.now(UTC))
+        observe_run_end(self.row, leave.status, leave.reason, ended=ended, duration_ms=duration_ms)
