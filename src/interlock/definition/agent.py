@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from interlock.definition import document
-from interlock.definition.fault import Faults, TooManyFaults, described
+from interlock.definition.fault import Faults, described
 from interlock.definition.plan import Agent, Limits, OnReject, Plan, digest_of
 from interlock.definition.section import Section
 from interlock.definition.workflow import NAME_FORM, caps, identifier
@@ -30,16 +31,7 @@ _ADDRESS = re.compile(r"https?://\S+")
 
 def parse_agent(text: str | bytes, file: str = "agent") -> Plan:
     """Raises `DefinitionInvalid` with every fault and its line."""
-    faults = Faults(file)
-    try:
-        read = document.read(text, faults)
-        faults.lines = read.lines
-        return _plan(read.value, faults, KEY_VARIABLE)
-    except document.Unreadable as error:
-        faults.add(error.path, error.message, line=error.line)
-    except TooManyFaults:
-        pass
-    raise DefinitionInvalid(faults.sorted())
+    return document.made_from(text, file, partial(_plan, variable=KEY_VARIABLE))
 
 
 def load_agent(source: Mapping[str, Any]) -> Plan:

@@ -81,7 +81,13 @@ def check_never_run(by_key: Steps, order: list[str], faults: Faults) -> None:
 def check_names(expression: Expression, path: Path, faults: Faults, known: tuple[str, ...] = ROOTS) -> None:
     if "secrets" in expression.names():
         faults.add(path, _SECRETS_STAND if "input" in path[2:4] else _SECRETS_GO)
-    for name in sorted(expression.names() - {*known, "secrets"}):
+    check_known(expression, expression.names() - {"secrets"}, path, faults, known)
+
+
+def check_known(
+    expression: Expression, names: frozenset[str], path: Path, faults: Faults, known: tuple[str, ...]
+) -> None:
+    for name in sorted(names - {*known}):
         faults.add(path, f"unknown name `{name}`" + (suggestion(name, known) or f"; known are {', '.join(known)}"))
     for name in sorted(expression.functions() - FUNCTIONS - MACROS):
         faults.add(path, f"unknown function `{name}`{suggestion(name, FUNCTIONS | MACROS)}")

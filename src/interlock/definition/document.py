@@ -6,13 +6,16 @@ and turn `on`, `1:30` and dates into something else. Plain scalars mean what the
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from interlock.definition.fault import Faults, Path
+from interlock.definition.fault import Faults, Path, TooManyFaults
+from interlock.errors import DefinitionInvalid
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
 DEEPEST = 64
@@ -40,6 +43,20 @@ class Unreadable(Exception):
 class Document:
     value: Any
     lines: dict[Path, int]
+
+
+def made_from(text: str | bytes, file: str, make: Callable[[Any, Faults], T]) -> T:
+    """What `make` makes of a document. Raises `DefinitionInvalid` with every fault in it and its line."""
+    faults = Faults(file)
+    try:
+        found = read(text, faults)
+        faults.lines = found.lines
+        return make(found.value, faults)
+    except Unreadable as error:
+        faults.add(error.path, error.message, line=error.line)
+    except TooManyFaults:
+        pass
+    raise DefinitionInvalid(faults.sorted())
 
 
 def read(text: str | bytes, faults: Faults) -> Document:

@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 
 from interlock.definition import document
+from interlock.definition.checks import check_known
 from interlock.definition.expression import (
-    FUNCTIONS,
-    MACROS,
     SECRET_NAME,
     Expression,
     ExpressionFailed,
@@ -18,7 +17,7 @@ from interlock.definition.expression import (
     Secret,
     Template,
 )
-from interlock.definition.fault import Faults, Path, TooManyFaults, described, suggestion
+from interlock.definition.fault import Faults, Path, described
 from interlock.definition.plan import digest_of
 from interlock.definition.section import Section
 from interlock.errors import DefinitionInvalid
@@ -136,16 +135,7 @@ def _evaluated(where: str, expression: Expression, event: Event) -> Any:
 
 def parse(text: str | bytes, file: str = "trigger") -> Trigger:
     """Raises `DefinitionInvalid` with every fault and its line."""
-    faults = Faults(file)
-    try:
-        read = document.read(text, faults)
-        faults.lines = read.lines
-        return _trigger(read.value, faults)
-    except document.Unreadable as error:
-        faults.add(error.path, error.message, line=error.line)
-    except TooManyFaults:
-        pass
-    raise DefinitionInvalid(faults.sorted())
+    return document.made_from(text, file, _trigger)
 
 
 def load(source: Mapping[str, Any]) -> Trigger:
@@ -269,7 +259,4 @@ def _check_expressions(trigger: Trigger, faults: Faults) -> None:
         if isinstance(leaf, Secret):
             faults.add(path, "the input of a run is kept and shown to people; use the secret in a step of the workflow")
             continue
-        for name in sorted(leaf.names() - {*ROOTS}):
-            faults.add(path, f"unknown name `{name}`" + (suggestion(name, ROOTS) or f"; known are {', '.join(ROOTS)}"))
-        for name in sorted(leaf.functions() - FUNCTIONS - MACROS):
-            faults.add(path, f"unknown function `{name}`{suggestion(name, FUNCTIONS | MACROS)}")
+        check_known(leaf, leaf.names(), path, faults, ROOTS)

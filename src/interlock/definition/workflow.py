@@ -65,16 +65,7 @@ def is_event_type(text: str) -> bool:
 
 def parse(text: str | bytes, file: str = "workflow") -> Plan:
     """Raises `DefinitionInvalid` with every fault and its line."""
-    faults = Faults(file)
-    try:
-        read = document.read(text, faults)
-        faults.lines = read.lines
-        return _plan(read.value, faults)
-    except document.Unreadable as error:
-        faults.add(error.path, error.message, line=error.line)
-    except TooManyFaults:
-        pass
-    raise DefinitionInvalid(faults.sorted())
+    return document.made_from(text, file, _plan)
 
 
 def load(source: Mapping[str, Any], file: str = "workflow") -> Plan:
