@@ -1,6 +1,6 @@
 """Approvals: one question, its votes, one decision. API, CLI and sweeps all decide through here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
@@ -8,13 +8,15 @@ from typing import Any
 from uuid import UUID
 
 from interlock.definition.plan import EXPIRES_IN
+from interlock.engine import runs
 from interlock.engine.observe import observe_approval_end
-from interlock.engine.outside import open_run, put_back, read_journal, say
+from interlock.engine.outside import OpenRun, open_run, put_back, read_journal, say
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Problem
 from interlock.governance import policy
+from interlock.governance.action import ProposedAction
 from interlock.governance.quorum import Question, Refusal, Vote, outcome, refusal
 from interlock.governance.roles import MAY, Permission, roles_with
 from interlock.journal import AskKind, Command, EntryType, Word, encode
@@ -31,13 +33,12 @@ async def decide(
 ) -> Row:  # fmt: skip
     """Cast one vote; with the vote that was missing, the run moves in the same transaction.
 
-    A vote that decided and is cast again changes nothing. That of anybody else comes too late, also if it is the same;
-    unless the caller asked for the outcome, `whoever_said_it`.
+    Whoever repeats the vote with which they decided it is answered with the decision. Anybody else comes too late, even
+    with the same vote; unless the caller only wants it to be so, `whoever_said_it`. `found_out` is what a person says
+    became of an effect in doubt: see `resolve_doubt`.
     """
-    found = await _find(tx, principal, approval_id)
-    run = await open_run(tx, database, plans, principal.tenant_id, found["run_id"], principal.workspace_id)
-    approval = await tx.row("lock_approval", database.clock(), principal.tenant_id, approval_id)
-    assert approval is not None
+    found = await get(tx, principal, approval_id)
+    run, approval = await _open(tx, database, plans, found, principal.workspace_id)
     state = ApprovalState(approval["status"])
     wanted = ApprovalState.APPROVED if approves else ApprovalState.REJECTED
     votes = _cast(await votes_on(tx, [approval]))
@@ -63,6 +64,16 @@ async def decide(
         await say(tx, database, run, Word(Command.NOTE, principal.actor, about, step=approval["step"]))
         return approval
     return await _resolve(tx, database, run, approval, event, principal.actor, reason, found_out)
+
+
+async def _open(
+    tx: Tx, database: Database, plans: Plans, found: Row, workspace_id: str | None = None
+) -> tuple[OpenRun, Row]:
+    """The run and then the approval under their locks: the lock order."""
+    run = await open_run(tx, database, plans, found["tenant_id"], found["run_id"], workspace_id)
+    approval = await tx.row("lock_approval", database.clock(), found["tenant_id"], found["id"])
+    assert approval is not None
+    return run, approval
 
 
 def _still_open(approval: Row, event: str, digest: str | None) -> None:
@@ -114,10 +125,8 @@ async def edit(
     patch: dict[str, Any], reason: str | None = None, digest: str | None = None,
 ) -> Row:  # fmt: skip
     """Approve a changed action: it is judged again as if proposed anew, and votes on the old one no longer count."""
-    found = await _find(tx, principal, approval_id)
-    run = await open_run(tx, database, plans, principal.tenant_id, found["run_id"], principal.workspace_id)
-    approval = await tx.row("lock_approval", database.clock(), principal.tenant_id, approval_id)
-    assert approval is not None
+    found = await get(tx, principal, approval_id)
+    run, approval = await _open(tx, database, plans, found, principal.workspace_id)
     _still_open(approval, "edit", digest)
     if approval["kind"] != AskKind.ACTION:
         raise Conflict("only a proposed action can be edited, not a gate", code="NOT_AN_ACTION")
@@ -130,32 +139,47 @@ async def edit(
     action, decision = await policies.judge_edit(tx, run.row, approval, given, patch, run.now)
     if decision.answer == policy.Answer.DENY:
         raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")
-    stricter = decision.answer == policy.Answer.NEEDS_APPROVAL
-    edited = await tx.row(
-        "edit_action", approval_id, encode(action.as_dict()), action.digest,
-        decision.tier if stricter else approval["tier"], decision.two_person if stricter else approval["two_person"],
-        list(decision.rule_ids), decision.reason, decision.policy_digest,
-        f"{action.tool} on {action.target}" if action.target else action.tool, principal.actor, database.clock(),
-        list(decision.approvers if stricter else approval["approvers"]),
-        decision.reason_required if stricter else approval["reason_required"],
-        (decision.expires_in or EXPIRES_IN[decision.tier or Tier.HIGH]) if stricter else None,
-        list(decision.escalate_to if stricter else approval["escalate_to"]), decision.escalate_after,
-    )  # fmt: skip
-    assert edited is not None
-    # What is secret stays the workflow's: the journal has neither its value nor a text in place of it.
-    held_back = {*action.secrets, *policies.hidden(action.tool)}
-    fields = {name: value for name, value in action.plain_fields.items() if name not in held_back}
-    data = {
-        "approval_id": str(approval_id), "fields": fields, "digest": action.digest,
-        "policy_digest": decision.policy_digest, "decision": decision.recorded(),
-        "tier": edited["tier"], "two_person": edited["two_person"], "approvers": list(edited["approvers"]),
-        "reason_required": edited["reason_required"],
-    }  # fmt: skip
+    edited = await _put_in_place(tx, database, approval, action, decision, principal.actor)
+    data = _edit_in_journal(edited, action, decision, policies.hidden(action.tool))
     await say(tx, database, run, Word(Command.EDIT, principal.actor, data, step=approval["step"]))
     question = question_of(edited)
     if refusal(question, [], principal.actor, principal.groups, approves=True, reason=reason):
         return edited  # whoever changed it may not be the one to allow it: others are asked
     return await decide(tx, database, plans, principal, approval_id, approves=True, reason=reason, digest=action.digest)
+
+
+async def _put_in_place(
+    tx: Tx, database: Database, approval: Row, action: ProposedAction, decision: policy.Decision, by: str
+) -> Row:
+    """The edited action in place of the proposed one. What is asked of approvers is what the policy asks about it now;
+    if the policy would allow it without asking, they are asked as before."""
+    asks = decision.answer == policy.Answer.NEEDS_APPROVAL
+    edited = await tx.row(
+        "edit_action", approval["id"], encode(action.as_dict()), action.digest,
+        decision.tier if asks else approval["tier"], decision.two_person if asks else approval["two_person"],
+        list(decision.rule_ids), decision.reason, decision.policy_digest,
+        f"{action.tool} on {action.target}" if action.target else action.tool, by, database.clock(),
+        list(decision.approvers if asks else approval["approvers"]),
+        decision.reason_required if asks else approval["reason_required"],
+        (decision.expires_in or EXPIRES_IN[decision.tier or Tier.HIGH]) if asks else None,
+        list(decision.escalate_to if asks else approval["escalate_to"]), decision.escalate_after,
+    )  # fmt: skip
+    assert edited is not None
+    return edited
+
+
+def _edit_in_journal(
+    edited: Row, action: ProposedAction, decision: policy.Decision, hidden: Iterable[str]
+) -> dict[str, Any]:
+    """Without the fields that are secret: they stay the workflow's, and the journal has no text in place of them."""
+    held_back = {*action.secrets, *hidden}
+    return {
+        "approval_id": str(edited["id"]), "digest": action.digest,
+        "fields": {name: value for name, value in action.plain_fields.items() if name not in held_back},
+        "policy_digest": decision.policy_digest, "decision": decision.recorded(),
+        "tier": edited["tier"], "two_person": edited["two_person"], "approvers": list(edited["approvers"]),
+        "reason_required": edited["reason_required"],
+    }  # fmt: skip
 
 
 # What a person says of an effect in doubt, as an event of its receipt.
@@ -199,9 +223,7 @@ async def resolve_doubt(
 async def expire(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
     found = await tx.row("get_approval", tenant_id, approval_id)
     assert found is not None
-    run = await open_run(tx, database, plans, tenant_id, found["run_id"])
-    approval = await tx.row("lock_approval", database.clock(), tenant_id, approval_id)
-    assert approval is not None
+    run, approval = await _open(tx, database, plans, found)
     if approval["status"] == ApprovalState.REQUESTED and approval["expires_at"] <= approval["now"]:
         await _resolve(tx, database, run, approval, ApprovalEvent.EXPIRE, "system:timeout", None)
     else:
@@ -212,9 +234,7 @@ async def mention(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, app
     """Ask the second group too if its time has come; else remind people, once. One thing per transaction."""
     found = await tx.row("get_approval", tenant_id, approval_id)
     assert found is not None
-    run = await open_run(tx, database, plans, tenant_id, found["run_id"])
-    approval = await tx.row("lock_approval", database.clock(), tenant_id, approval_id)
-    assert approval is not None
+    run, approval = await _open(tx, database, plans, found)
     now, still_open = approval["now"], approval["status"] == ApprovalState.REQUESTED
     about: dict[str, Any] = {"approval_id": str(approval_id)}
     if still_open and approval["escalated_at"] is None and _is_due(approval["escalate_at"], now):
@@ -234,7 +254,7 @@ def _is_due(moment: datetime | None, now: datetime) -> bool:
 
 
 async def _resolve(
-    tx: Tx, database: Database, run: Any, approval: Row, event: ApprovalEvent, actor: str, reason: str | None,
+    tx: Tx, database: Database, run: OpenRun, approval: Row, event: ApprovalEvent, actor: str, reason: str | None,
     found_out: dict[str, Any] | None = None,
 ) -> Row:  # fmt: skip
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
@@ -250,9 +270,7 @@ async def approve_run(
     tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, reason: str | None = None
 ) -> None:
     """Approve whatever the run waits for. If it waits for nothing, nothing changes."""
-    row = await tx.row("get_run", principal.tenant_id, run_id)
-    if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
-        raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
+    await runs.get(tx, principal, run_id)
     for approval in await listed(tx, principal, status=ApprovalState.REQUESTED, run_id=run_id):
         await decide(tx, database, plans, principal, approval["id"], approves=True, reason=reason, whoever_said_it=True)
 
@@ -273,10 +291,6 @@ async def listed(
 
 
 async def get(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row:
-    return await _find(tx, principal, approval_id)
-
-
-async def _find(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row:
     row = await tx.row("get_approval", principal.tenant_id, approval_id)
     if row is not None and principal.workspace_id is not None:
         run = await tx.row("get_run", principal.tenant_id, row["run_id"])
