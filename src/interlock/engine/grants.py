@@ -7,7 +7,7 @@ from uuid import UUID
 from interlock.engine.principal import Principal
 from interlock.errors import NotFound
 from interlock.journal import encode
-from interlock.store.pool import Database, Row, Tx
+from interlock.store.pool import FOREVER, Database, Row, Tx
 
 
 async def give(
@@ -41,7 +41,7 @@ async def matching(
     """
     return await database.row(
         "use_grant", database.clock(), run["tenant_id"], tool, encode(fields), tier, run["id"],
-        list(approvers), reason_required, run["workspace_id"], patience=float("inf"),
+        list(approvers), reason_required, run["workspace_id"], patience=FOREVER,
     )  # fmt: skip
 
 
@@ -49,4 +49,4 @@ async def lets_pass(database: Database, run: Row) -> bool:
     """Whoever sent the message said yes in advance to what its agent comes up with, and their key still holds."""
     if not run["auto_approve"]:
         return False
-    return bool(await database.value("key_holds", run["requested_by"], patience=float("inf")))
+    return bool(await database.value("key_holds", run["requested_by"], patience=FOREVER))

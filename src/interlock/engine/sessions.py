@@ -16,7 +16,7 @@ from interlock.errors import Conflict, Invalid, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.ids import uuid7
 from interlock.journal import Journal, encode
-from interlock.store.pool import Database, Row, Tx
+from interlock.store.pool import FOREVER, Database, Row, Tx
 from interlock.telemetry import log
 
 _BATCH = 100
@@ -183,8 +183,8 @@ async def memory(database: Database, row: Row, plan: Plan) -> list[tuple[str, Jo
     """What was said in the session before this run, oldest first, each with what was done about it."""
     if row["session_id"] is None:
         return []
-    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=float("inf"))
-    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=float("inf"))
+    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=FOREVER)
+    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=FOREVER)
     journals = {run["id"]: journal_for(run, plan) for run in before}
     for entry in entries:
         journals[entry["run_id"]].apply(entry_of(entry))

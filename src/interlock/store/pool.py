@@ -24,6 +24,8 @@ from interlock.telemetry import log
 T = TypeVar("T")
 # What the driver calls a Record.
 Row = Mapping[str, Any]
+# The patience of whoever has nothing better to do than to wait for a database that is away.
+FOREVER = float("inf")
 
 
 class Raced(Exception):

@@ -17,12 +17,15 @@ from interlock.waiting import either
 if TYPE_CHECKING:
     from interlock.worker.loop import Worker
 
+# When there is work but its lanes are locked by others at this moment.
 _BUSY_RETRY_SECONDS = 0.003
-# Rounds of the loop in which runs that were just claimed get to their tools, before anything else is asked.
+# How many rounds of the event loop runs that were just claimed get, to come to their tools, before the next statement.
 _HEAD_START = 4
-# With so many places one is always for a run of a tenant of whom nothing waits, whatever others have in the queue.
+# A worker with so many places always keeps one of them as its seat, whatever waits in the queue; a smaller one only
+# while it has nothing to do.
 _MANY_PLACES = 20
-# How long free places that are fewer than a bite wait for more of them: what holds the others may hold them for hours.
+# A worker claims when a quarter of its places is free. If fewer are, it waits so long for more of them and then claims
+# for those, since the runs in the other places may stay for hours.
 _BITE_PATIENCE_SECONDS = 0.02
 
 
@@ -32,21 +35,25 @@ class Claimer:
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
         self.channel = f"interlock_{uuid4().hex}"
-        # Whether the next run may be put there without being asked for: a place that is as good as taken.
+        # Whether the seat is open. Then the next run may be put there at any moment, so its place counts as taken.
         self._has_seat = False
-        # How often that changed: what the database said before a change says nothing about it.
+        # How often that changed. An answer of the database is about the seat as it was when the question was sent.
         self.changes = 0
+        # Wakes the claimer; `_may_claim` is set too when there may be work in the queue, and not only more room here.
         self._stir = asyncio.Event()
-        # Set with `_stir` when there may be something to claim, and not only more room.
         self._may_claim = True
+        # The database may think that more runs are ours than we know of: somebody said so (`_forgot`), or a claim was
+        # cut off and its answer was lost (`_unsure`).
         self._forgot = False
-        # The database has nothing for us: until that changes, whatever frees us opens the seat.
+        self._unsure = False
+        # The queue has nothing for us. Until that changes, the seat is opened with the write that frees the last place.
         self._is_resting = False
-        # Runs that came while we asked the database for those that it thinks are ours.
+        # While we ask the database which runs it thinks are ours: those that we took up since the question was sent.
         self._meanwhile: set[UUID] | None = None
-        # Runs that were found by asking; the word that they were put on our seat may come when they are done.
+        # Runs that were found by asking. The notification that they were put on our seat may still come, perhaps when
+        # they are done.
         self._found: deque[UUID] = deque(maxlen=1000)
-        # Which pool is asked first.
+        # Which pool is asked first; the pools take turns.
         self._turn = 0
 
     # ------------------------------------------------------------ what others tell it
@@ -70,7 +77,7 @@ class Claimer:
         self._stir.set()
 
     def seat_is(self, is_open: bool, changes: int) -> None:
-        """What the database says; `changes` is from before it was asked."""
+        """What the database says about the seat. `changes` is how often it had changed when the question was sent."""
         if changes != self.changes:
             return
         if is_open != self._has_seat:
@@ -86,7 +93,8 @@ class Claimer:
             self._meanwhile.add(run_id)
 
     def on_seated(self, payload: str) -> None:
-        """A run was put on the seat. Without its text: it is too large, or news may have been missed."""
+        """A run was put on the seat, and this is its row. If it is empty, the row was too large to be sent, or
+        notifications may have been missed."""
         worker = self._worker
         if not payload:
             self.remember()
@@ -101,12 +109,12 @@ class Claimer:
 
     @property
     def room(self) -> int:
-        """For what waits in the queue, if the seat that one with nothing to do keeps is closed for it."""
+        """Free places for runs of the queue, if a seat that is only open for want of work is closed for them."""
         return self._worker.capacity - len(self._worker.drivers) - self._always_seats
 
     @property
     def _room(self) -> int:
-        """For what waits in the queue."""
+        """Free places for runs of the queue, as things are."""
         return self.room - (self._has_seat and not self._always_seats)
 
     @property
@@ -122,24 +130,14 @@ class Claimer:
     # ------------------------------------------------------------ for as long as the worker lives
 
     async def run(self) -> None:
-        worker, connection, unsure = self._worker, None, False
-        self._has_seat = False
+        worker, connection = self._worker, None
+        self._has_seat = self._unsure = False
         try:
             while not worker.draining:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await asyncpg.connect(**connection_options(worker.database))
-                    while not worker.draining:
-                        if unsure or self._forgot:
-                            await self.take_up_forgotten(Tx(connection))
-                            unsure = False
-                        if not await self._enough_room(Tx(connection)):
-                            break
-                        unsure = True
-                        pause = await self._claim(Tx(connection))
-                        unsure = False
-                        if pause:
-                            await self._sleep(Tx(connection), pause)
+                    await self._claim_forever(Tx(connection))
                 except TRANSIENT as error:
                     log.warning("claim_retry", error=str(error) or type(error).__name__)
                     if connection is not None:
@@ -150,6 +148,21 @@ class Claimer:
             if connection is not None:
                 connection.terminate()
 
+    async def _claim_forever(self, tx: Tx) -> None:
+        """Until the worker drains, or the connection breaks."""
+        worker = self._worker
+        while not worker.draining:
+            if self._unsure or self._forgot:
+                await self.take_up_forgotten(tx)
+                self._unsure = False
+            if not await self._enough_room(tx):
+                break
+            self._unsure = True
+            pause = await self._claim(tx)
+            self._unsure = False
+            if pause:
+                await self._sleep(tx, pause)
+
     async def leave(self) -> None:
         """Nothing more may come: the seat goes, and what was put on it meanwhile is taken up to be given back."""
         async with self._worker.database.connection() as connection:
@@ -157,12 +170,15 @@ class Claimer:
                 await self.take_up_forgotten(Tx(connection))
 
     async def _enough_room(self, tx: Tx) -> bool:
-        """Top up in large bites: a claim costs nearly the same for one run as for many. False: no more claims."""
+        """Wait until a quarter of the places is free, since a claim costs nearly the same for one run as for many.
+
+        False: the worker drains, and claims nothing any more.
+        """
         worker = self._worker
         bite = max(1, worker.capacity // 4)
         clock, since = asyncio.get_running_loop().time, float("inf")
         if self._has_seat and not self._always_seats and (worker.drivers or self._room < bite):
-            await self._close_seat(tx)  # there is something to do, and its place is for that
+            await self._close_seat(tx)  # it was open for want of work, and its place is needed for runs of the queue
         while not worker.draining and worker.drivers and self._room < bite:
             if self._forgot:
                 await self.take_up_forgotten(tx)
@@ -241,7 +257,7 @@ class Claimer:
             self._is_resting = False
 
     def seat_after(self, leaving: set[UUID]) -> leases.Seat | None:
-        """The seat that the write opens with which these leave."""
+        """The seat to open with the write with which these runs leave, if there is one to open."""
         return self._seat_to_open(len(self._worker.drivers.keys() - leaving))
 
     async def _open_seat(self, tx: Tx) -> None:
@@ -249,7 +265,8 @@ class Claimer:
             await leases.open_seat(tx, self._worker.me, seat)
 
     def _seat_to_open(self, holding: int) -> leases.Seat | None:
-        """If we can hear of it. From now on a run may be there, before we know that it is open."""
+        """A seat if there is a place for one, given how many runs we hold, and if notifications reach us. It counts as
+        open from now on: a run may be put there before the answer comes that says so."""
         worker = self._worker
         if self._has_seat or not self._may_seat or not worker.hears:
             return None

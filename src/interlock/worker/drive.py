@@ -27,7 +27,7 @@ from interlock.journal import (
     wind_up,
 )
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
-from interlock.store.pool import Row
+from interlock.store.pool import FOREVER, Row
 from interlock.telemetry import log
 from interlock.worker.call import Call
 from interlock.worker.executor import execute
@@ -64,13 +64,16 @@ class Driver:
         self._teller = Teller(self.run)
         self._settler = Settler(self.run, self._teller)
         self._passage = Passage(self.run, self._settler, self._teller.hear)
-        # Of a run whose steps a Python function asks for, if this worker has it.
+        # The Python function that asks for the run's steps, if it is a flow's and this worker has its code.
         self._flow: Replay | None = None
-        # Steps that are done side by side, and those that are done and not settled yet.
+        # Steps that are done side by side, by key, each with when it began; and those that are done and not settled.
         self._tasks: dict[str, tuple[asyncio.Task[None], float]] = {}
         self._finished: list[tuple[Call, Outcome, float]] = []
+        # The worker that held the run before us was lost, and nobody went on with it since.
         self._orphaned = False
+        # The run's deadline passed.
         self._overdue = False
+        # Its row says already that it undoes what it did.
         self._undoing = False
 
     async def drive(self) -> None:
@@ -91,7 +94,7 @@ class Driver:
         except Unreadable as error:
             await self._put_aside(error)
         except Unavailable:
-            raise  # nothing was begun: the worker takes its leases up again
+            raise  # nothing was begun; the worker asks the database later which runs it holds, and takes this one up
         except Exception as error:
             log.error("drive_failed", run_id=str(self.run.lease.run_id), exc_info=error)
             await self._interrupt()
@@ -111,12 +114,12 @@ class Driver:
         given = run.journal.scope.trigger.get("traceparent")
         run.traceparent = given if tracing.spans is None else tracing.run_traceparent(run.lease.run_id, given)
         if run.row["fresh"] and run.row["seq"] == 2:
-            # Two entries are known without reading them: created, and started by this very claim. There are more
-            # if the run continues another one, or had a gate or a wait before its first step.
+            # The two entries of a run that was just started are known without reading them: it was created, and
+            # started by this very claim. A run has more if it continues another, or waited before its first step.
             run.journal.seq, run.journal.status = 2, RunState.RUNNING
             self._take_up_flow()
             return
-        entries = await self._worker.database.fetch("journal_of", [run.lease.run_id], patience=float("inf"))
+        entries = await self._worker.database.fetch("journal_of", [run.lease.run_id], patience=FOREVER)
         self._refuse_to_act_for_another(entries)
         run.journal = replayed(run.row, plan, entries)
         if entries:
@@ -127,7 +130,7 @@ class Driver:
 
     def _take_up_flow(self) -> None:
         if self._flow is not None:
-            self._flow.close()  # of a journal that could not be written
+            self._flow.close()  # it ran on a journal that could not be stored
         self._flow = replay_of(self.run)
 
     @property
@@ -135,22 +138,24 @@ class Driver:
         return self.run.journal.plan.flow is not None and self._flow is None
 
     def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
-        """A worker that stood still between claim and load would do what the new holder is doing at this moment."""
+        """A newer token in the journal, or the loss of ours: somebody else holds the run by now. A worker that stood
+        still between its claim and here would do what that one is doing at this moment."""
         token = self.run.lease.token
         if any((e["token"], e["type"] == EntryType.ORPHAN_DETECTED) >= (token, True) for e in entries):
             raise LeaseLost("somebody else holds the run now")
 
     async def _recover(self) -> None:
-        """What the lost worker was doing is begun again, or asked about.
+        """What another worker was doing when it was lost, or when it had to stop, is begun again or asked about.
 
-        A worker that had no time left to wait for a write when it stopped gave the run back in order, but what it cut
-        off is just as uncertain. A model that was cut off is asked again under a new attempt: people have heard a part.
+        If it was lost, its reads may have begun without an entry that says so: they are counted as begun, so that a
+        step that kills its workers is not begun for ever. If it stopped in order, only what has an entry was cut off:
+        a write, whose outcome is just as uncertain then, or a model, of whose answer people have heard a part.
         """
         run, lost = self.run, self._orphaned
         if run.journal.seq == 2 or self._lacks_flow:
-            return  # created and claimed, and nothing begun yet; or not for this worker to go on with
+            return  # nothing was begun yet, or a worker with the flow's code has to see to it
         if self._flow is not None:
-            self._flow.resume()  # what a step was called with is known only when the flow has asked for it again
+            self._flow.resume()  # a step's input is not in the journal: the flow has to ask for the step again
             if run.journal.end is not None:
                 return
         if lost:
@@ -172,7 +177,7 @@ class Driver:
         return Recovery(self.run, self._passage, self._settler)
 
     def _reads(self, fold: StepFold) -> bool:
-        """For certain: a tool that this worker does not have may be one that writes."""
+        """Whether it certainly does not write: a tool that is not known here may."""
         if fold.step.kind is StepKind.MODEL:
             return True
         tool = self._worker.shop.tools.find(fold.step.tool or "")
@@ -181,7 +186,7 @@ class Driver:
     # ------------------------------------------------------------ the loop
 
     async def _round(self) -> bool:
-        """True when the run is no longer ours."""
+        """Take one look at what the journal asks for, and do that. True when the run is no longer ours."""
         run = self.run
         if run.mail:
             await self._take_mail()
@@ -195,27 +200,23 @@ class Driver:
             await self._interrupt()
             then = self._wind_up(then)
             if then is None:
-                return False
+                return False  # what the run did is undone before it ends
         if self._lacks_flow and not isinstance(then, Settle):
             return await self._await_flow()
         if then is not None:
             return await self._leave(then)
         if self._must_yield():
             return await run.yield_lease()
-        starting = [] if self._worker.gives_back(run) else following.start
-        if following.resume:
-            starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
-        if starting and (run.is_away or any(fold.step.runs_on is not None for fold in starting)):
-            here = [fold for fold in starting if run.is_served_here(fold)]
-            if not here and not self._tasks and not self._finished:
-                return await run.move_to(starting[0].step.runs_on)
-            starting = here
-        calls = await self._passage.ready(starting)
+        starting = self._to_start(following)
+        here = self._served_here(starting)
+        if starting and not here and not self._is_busy:
+            return await run.move_to(starting[0].step.runs_on)
+        calls = await self._passage.ready(here)
         if run.journal.unsaved:
             calls = await self._passage.attempt(calls)
         if len(calls) == 1 and self._is_alone(calls[0]):
             await self._do_alone(calls[0])
-        elif calls or self._tasks or self._finished:
+        elif calls or self._is_busy:
             for call in calls:
                 self._do_beside(call)
             await self._next_outcome()
@@ -231,7 +232,7 @@ class Driver:
             following = advance(run.journal, run.now())
             run.asks += following.ask
             run.awaits += following.await_
-            # What the flow asks for may be settled without a tool, say a wait that is over: then it goes on at once.
+            # What the flow asked for may have been settled without a tool, like a wait that is over. Then it goes on.
             if flow is None or not flow.has_news():
                 return following
 
@@ -240,7 +241,7 @@ class Driver:
         return wind_up(self.run.journal, ending, actor=self.run.actor)
 
     async def _begin_to_undo(self) -> None:
-        """Before anything is undone: what the run still asked and waited for is withdrawn with this very write."""
+        """Before anything is undone. The write that says so also withdraws what the run still asked and waited for."""
         self._undoing = True
         await self.run.save(stops=True)
         self.run.lease.status = RunState.CANCELING
@@ -248,12 +249,30 @@ class Driver:
             self._worker.run_errands()
 
     def _has_come_to_its_end(self, then: object) -> bool:
-        """By itself, and not because its last step was interrupted."""
+        """Whether it ends by itself. If its last step was interrupted for the deadline, it timed out."""
         interrupted = any(fold.status == StepState.CANCELED for fold in self.run.journal.steps.values())
         return isinstance(then, Settle) and (then.event == RunEvent.FAIL or not interrupted)
 
+    @property
+    def _is_busy(self) -> bool:
+        """A step is under way beside others, or done and not settled yet."""
+        return bool(self._tasks or self._finished)
+
+    def _to_start(self, following: Next) -> list[StepFold]:
+        """What the journal lets start; and what it says has begun, unless we are at it."""
+        starting = [] if self._worker.gives_back(self.run) else following.start
+        if following.resume:
+            starting = starting + [fold for fold in following.resume if not self._is_at(fold)]
+        return starting
+
+    def _served_here(self, folds: list[StepFold]) -> list[StepFold]:
+        """Steps that ask for a label are for workers that have it: see `HeldRun.is_served_here`."""
+        if not self.run.is_away and all(fold.step.runs_on is None for fold in folds):
+            return folds
+        return [fold for fold in folds if self.run.is_served_here(fold)]
+
     def _must_yield(self) -> bool:
-        if self._tasks or self._finished:
+        if self._is_busy:
             return False
         if self._worker.gives_back(self.run):
             return True
@@ -322,7 +341,7 @@ class Driver:
         if isinstance(outcome, Failed) and outcome.in_doubt:
             call.fold.last_error = outcome.error
             if call.left_behind:
-                # Whatever its system would say now, the thread may still do it.
+                # To ask the other system would prove nothing: the thread may do it after that has answered.
                 self._recovery.doubt(call.fold, call.action)
                 return
             if not await self._recovery.may_repeat(call.fold):
@@ -349,7 +368,8 @@ class Driver:
     async def _interrupt_if_asked(self) -> None:
         words = await inbox.read(self._worker.database, self.run.lease.run_id)
         urgent = any(word.command in (Command.CANCEL, Command.TIME_OUT) for word in words)
-        # What undoes a step is not stopped: the run does already what it is told to. Once: it may be busy cleaning up.
+        # A step that undoes another is not stopped: the run is already doing what it is told to. And a task is
+        # canceled once only: it may be busy cleaning up after the first time.
         stoppable = self.run.alone is not None and self.run.alone[0].step.undoes is None
         if urgent and stoppable and self.task is not None and not self.task.cancelling():
             self.task.cancel()
@@ -357,7 +377,7 @@ class Driver:
     async def _take_mail(self) -> None:
         run = self.run
         run.mail = False
-        words = await inbox.read(self._worker.database, run.lease.run_id, patience=float("inf"))
+        words = await inbox.read(self._worker.database, run.lease.run_id, patience=FOREVER)
         for word in words:
             apply_word(run.journal, word, in_flight=True)
             if word.command == Command.CANCEL:
@@ -390,7 +410,8 @@ class Driver:
         return await run.let_go(Leave(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
 
     async def _abandon(self) -> None:
-        """The worker ends before the step does. If it can still write, the next worker need not wait for its death."""
+        """The worker ends before the step does. If it can still write it gives the run back, so that the next worker
+        need not wait until this one is declared lost."""
         for task, _ in self._tasks.values():
             task.cancel()
         if self._worker.draining:
@@ -423,7 +444,8 @@ class Driver:
         await leases.hand_back(self._worker.database, self._worker.me, self.run.lease.run_id, self.run.lease.token)
 
     async def _give_up(self, why: str) -> None:
-        """What the run produced cannot be stored. Its step fails with that as the reason."""
+        """What the run produced cannot be stored. The journal is read again as it was before that, and the step that
+        comes next in it fails with this as the reason."""
         run = self.run
         run.row = {**dict(run.row), "fresh": False, "lost": False}
         await self._load()

@@ -17,7 +17,7 @@ from interlock.governance.policy import Answer, Decision
 from interlock.governance.quorum import Demand, in_advance
 from interlock.journal import StepFold
 from interlock.lifecycle import Term, Tier
-from interlock.store.pool import Database, Row
+from interlock.store.pool import FOREVER, Database, Row
 from interlock.telemetry import log
 
 
@@ -70,7 +70,7 @@ class Gate:
         return policy is not None and policy.always_allows(tool)
 
     async def needs_no_judge(self, tenant_id: UUID, tool: str) -> bool:
-        policy = await self._policies.current(tenant_id, patience=float("inf"))
+        policy = await self._policies.current(tenant_id, patience=FOREVER)
         return policy.always_allows(tool)
 
     async def judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
@@ -83,7 +83,7 @@ class Gate:
 
     async def _judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
         # A run waits for a lost database; only what can never be answered is denied.
-        policy = await self._policies.current(row["tenant_id"], patience=float("inf"))
+        policy = await self._policies.current(row["tenant_id"], patience=FOREVER)
         decision = policy.decide(action, asker_of(row), circumstances(row, fold.step.key, now))
         match decision.answer:
             case Answer.ALLOW:

@@ -16,7 +16,7 @@ from interlock.engine.workers import DEFAULT_LABEL
 from interlock.errors import LeaseLost
 from interlock.journal import Ask, Awaited, Journal, Leave, StepFold
 from interlock.lifecycle import RunState
-from interlock.store.pool import Row
+from interlock.store.pool import FOREVER, Row
 
 if TYPE_CHECKING:
     from interlock.worker.loop import Worker
@@ -168,7 +168,7 @@ class HeldRun:
         if entries:
             await self._write(Write(self.lease, entries, beside=kept_back))
         self.mail = True
-        if not await inbox.read(self.worker.database, self.lease.run_id, patience=float("inf")):
+        if not await inbox.read(self.worker.database, self.lease.run_id, patience=FOREVER):
             raise LeaseLost("somebody else holds the run now")
         return False
 

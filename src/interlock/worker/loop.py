@@ -1,4 +1,4 @@
-"""The worker: drives each run that it holds; one heartbeat for all."""
+"""The worker: holds runs and gives each a driver, stays alive with one heartbeat for all, and does what it is told."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.store.notify import INBOX, POLICY, READY, Listener
 from interlock.store.notify import WORKER as ORDERS
-from interlock.store.pool import TRANSIENT, Database, Row, Tx
+from interlock.store.pool import FOREVER, TRANSIENT, Database, Row, Tx
 from interlock.telemetry import log, metrics
 from interlock.tools import Registry, registry
 from interlock.waiting import either
@@ -35,9 +36,9 @@ from interlock.worker.gate import Gate
 from interlock.worker.held import HeldRun
 from interlock.worker.memory import give_back, resident_mb
 
-FOREVER = float("inf")
 _SLOW_STEP_SECONDS = 0.3
-# A worker that is short of memory goes on when it has this part of its limit; one that cannot get there is replaced.
+# A worker that is over its limit of memory takes no more runs until it is below this part of it; one that does not get
+# there in time is replaced.
 _ENOUGH_MEMORY = 0.9
 _MEMORY_PATIENCE_SECONDS = 10.0
 
@@ -66,7 +67,7 @@ class Worker:
         self.drivers: dict[UUID, Driver] = {}
         self.draining = False
         self.abandoning = False
-        # Whether it can write. What comes by the seat between two lives is for neither.
+        # Whether it is registered and can write. A run that comes by the seat between two lives is for neither.
         self.is_alive = False
         self.crowded = False
         self._alone = False
@@ -84,9 +85,8 @@ class Worker:
     # ------------------------------------------------------------ life
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop; a worker that was declared lost begins again under a new id.
-
-        One with a supervisor does not: that one sees to it. Nor does one that was told to end.
+        """Until told to stop. A worker that was declared lost begins again under a new id, unless it was told to end or
+        has a supervisor, which starts another process.
         """
         self._listener = Listener(
             self.database,
@@ -159,7 +159,8 @@ class Worker:
         return False
 
     async def _begin_again(self, error: Exception) -> None:
-        """What should not happen did. This worker is over, its runs are others'; the process goes on under a new id."""
+        """Something failed that should not. This worker ends and its runs go to others; the process goes on under a new
+        id."""
         with contextlib.suppress(Problem):
             await leases.move_worker(self.database, self.me.id, WorkerEvent.FAIL, str(error)[:500])
         if self.adopts is not None:
@@ -252,14 +253,15 @@ class Worker:
         for row in rows:
             self.policies.seen(row["tenant_id"], row["policy_version"])
             if row["id"] in self.drivers:
-                # Given back and claimed again before its driver was told: it is taken up when that one has left.
+                # Given back and claimed again before its driver heard that it was given back. It is taken up later,
+                # when that driver has left.
                 asyncio.get_running_loop().call_later(self.settings.poll_seconds, self.claimer.remember)
                 continue
             self.claimer.took(row["id"])
             driver = Driver(self, row)
             self.drivers[row["id"]] = driver
             driver.task = asyncio.create_task(driver.drive())
-            driver.task.add_done_callback(lambda task, driver=driver: self._let_out(driver, task))  # type: ignore[misc]
+            driver.task.add_done_callback(partial(self._let_out, driver))
         if rows:
             self._idle.clear()
 
@@ -272,7 +274,7 @@ class Worker:
             del self.drivers[driver.run.lease.run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("drive_failed", run_id=str(driver.run.lease.run_id), exc_info=error)
-            # Its lease is still ours. Not at once: what fails every time must not keep us busy.
+            # Its lease is still ours, so it is taken up again; but not at once, in case it fails every time.
             asyncio.get_running_loop().call_later(self.settings.poll_seconds, self.claimer.remember)
         if not self.drivers:
             self._idle.set()

@@ -20,7 +20,7 @@ from interlock.lifecycle import WORKER, WorkerState
 from interlock.settings import Settings
 from interlock.store.notify import WORKER as ORDERS
 from interlock.store.notify import Listener
-from interlock.store.pool import Database, Row
+from interlock.store.pool import FOREVER, Database, Row
 from interlock.telemetry import forget_process, log, metrics
 
 _ROUND_SECONDS = 0.5
@@ -138,7 +138,7 @@ class Supervisor:
         db, settings = self._database, self._settings
         await db.fetch(
             "register_supervisor", db.clock(), self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
-            str(log_path(settings.data_dir, "").parent.resolve()), patience=float("inf"),
+            str(log_path(settings.data_dir, "").parent.resolve()), patience=FOREVER,
         )  # fmt: skip
 
     async def _tend(self) -> None:
