@@ -12,7 +12,7 @@ from interlock.engine.append import Lease, Write, append
 from interlock.ids import uuid7
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
-from interlock.worker import loop
+from interlock.worker import loop, memory
 from tests.rig import Rig
 from tests.supervised.conftest import Shop, until
 
@@ -174,7 +174,7 @@ async def test_a_worker_short_of_memory_pauses_gives_back_and_goes_on(
     shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = 50.0
-    monkeypatch.setattr(loop, "resident_mb", lambda: used)
+    monkeypatch.setattr(memory, "resident_mb", lambda: used)
     monkeypatch.setattr(rig.settings, "worker_memory_mb", 100)
     worker = await shop.worker()
     run_id = await rig.start("two")
@@ -192,8 +192,8 @@ async def test_a_worker_short_of_memory_pauses_gives_back_and_goes_on(
 
 
 async def test_a_worker_that_cannot_free_its_memory_ends(shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "resident_mb", lambda: 120.0)
-    monkeypatch.setattr(loop, "_MEMORY_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(memory, "resident_mb", lambda: 120.0)
+    monkeypatch.setattr(memory, "_MEMORY_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(rig.settings, "worker_memory_mb", 100)
     worker = loop.Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
     await asyncio.wait_for(worker.run(asyncio.Event()), 10)

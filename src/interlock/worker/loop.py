@@ -34,13 +34,9 @@ from interlock.worker.drive import Driver
 from interlock.worker.flush import Flusher
 from interlock.worker.gate import Gate
 from interlock.worker.held import HeldRun
-from interlock.worker.memory import give_back, resident_mb
+from interlock.worker.memory import MemoryLimit
 
 _SLOW_STEP_SECONDS = 0.3
-# A worker that is over its limit of memory takes no more runs until it is below this part of it; one that does not get
-# there in time is replaced.
-_ENOUGH_MEMORY = 0.9
-_MEMORY_PATIENCE_SECONDS = 10.0
 
 
 class Worker:
@@ -57,7 +53,7 @@ class Worker:
         self.adopts = adopt
         self.orders = Orders(WorkerState.RUNNING)
         self._parent = os.getppid()
-        self._short_since: float | None = None
+        self._memory = MemoryLimit(self)
         self._label_lanes: set[tuple[UUID, str]] = set()
         self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
@@ -342,34 +338,6 @@ class Worker:
             self._label_lanes.add((tenant_id, label))
         return lane
 
-    async def _mind_memory(self) -> None:
-        """Over the limit: take no more and give back what we have; go on when there is room again."""
-        limit = self.settings.worker_memory_mb
-        if limit is None:
-            return
-        used = resident_mb()
-        if self._short_since is None:
-            if used > limit and self.orders.status == WorkerState.RUNNING:
-                why = f"memory: {used:.0f} MB used, {limit} MB allowed"
-                await leases.move_worker(self.database, self.me.id, WorkerEvent.PAUSE, why)
-                self._short_since = time.monotonic()
-                self._suspicious.set()
-            return
-        if self.drivers:
-            self._short_since = time.monotonic()
-            return
-        give_back()
-        if self.orders.status == WorkerState.RUNNING:
-            self._short_since = None  # somebody else had it go on
-        elif (used := resident_mb()) < limit * _ENOUGH_MEMORY:
-            await leases.move_worker(self.database, self.me.id, WorkerEvent.RESUME, f"memory: {used:.0f} MB used")
-            self._short_since = None
-            self._suspicious.set()
-        elif time.monotonic() - self._short_since > _MEMORY_PATIENCE_SECONDS:
-            why = f"memory: {used:.0f} MB used with nothing to do, {limit} MB allowed"
-            await leases.move_worker(self.database, self.me.id, WorkerEvent.TERMINATE, why)
-            self._suspicious.set()
-
     # ------------------------------------------------------------ the slow poll
 
     async def _tick_forever(self, stop: asyncio.Event) -> None:
@@ -397,7 +365,7 @@ class Worker:
             self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting_in", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()
-            await self._mind_memory()
+            await self._memory.mind()
             changes = self.claimer.changes
             now = await self.database.row("orders_of", self.me.id)
             if now is None or now["status"] in WORKER.terminal:
