@@ -311,7 +311,6 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
     )
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     await follower.start()
     await use_settings(database, settings)
     sweeping = asyncio.create_task(sweep_forever(database, settings, notary.signing))

@@ -16,7 +16,7 @@ import httpx2
 import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from slack_sdk.signature import SignatureVerifier
+from slack_sdk.signature import Clock, SignatureVerifier
 from starlette.background import BackgroundTask
 
 from interlock.api.services import Json, Services, Svc, Who, change, problem_answer, services
@@ -54,7 +54,7 @@ async def signed_form(request: Request, found: Annotated[Services, Depends(servi
     if secret is None:
         raise NotFound("Slack is not set up here (INTERLOCK_SLACK_SIGNING_SECRET)", code="SLACK_NOT_CONFIGURED")
     body, headers = await request.body(), request.headers
-    verifier = SignatureVerifier(secret.get_secret_value(), _Clock(found))  # type: ignore[arg-type]
+    verifier = SignatureVerifier(secret.get_secret_value(), _Clock(found))
     try:
         valid = verifier.is_valid(body, headers.get("x-slack-request-timestamp"), headers.get("x-slack-signature"))
         form = dict(parse_qsl(body.decode(), keep_blank_values=True))
@@ -65,7 +65,7 @@ async def signed_form(request: Request, found: Annotated[Services, Depends(servi
     return form
 
 
-class _Clock:
+class _Clock(Clock):
     def __init__(self, found: Services) -> None:
         self._found = found
 

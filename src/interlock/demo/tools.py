@@ -75,10 +75,11 @@ async def tell(to: str, text: str) -> dict[str, Any]:
 
 def read_books() -> dict[str, Any]:
     try:
-        books: dict[str, Any] = json.loads((FOLDER / "shop.json").read_text(encoding="utf-8"))
+        text = (FOLDER / "shop.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         write_books(OPENING_BOOKS)
-        return json.loads(json.dumps(OPENING_BOOKS))  # type: ignore[no-any-return]
+        text = json.dumps(OPENING_BOOKS)
+    books: dict[str, Any] = json.loads(text)
     return books
 
 

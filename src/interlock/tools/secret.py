@@ -34,8 +34,8 @@ class Secret:
         schema: Any = handler(source)
         # Only where a Veil is the context: whoever wrote the tool may write the value down where it has to go.
         shown = core_schema.wrap_serializer_function_ser_schema(_shown, info_arg=True, schema=schema)
-        veiled: Any = {**schema, "serialization": shown}
-        return veiled  # type: ignore[no-any-return]
+        veiled: CoreSchema = schema | {"serialization": shown}
+        return veiled
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
