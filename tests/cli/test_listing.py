@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from tests.cli.stub import NOW
 
-from interlock.cli import show
+from interlock.cli import run_view, show
 from interlock.cli.listing import Listing
 from interlock.wire import Event
 
@@ -57,7 +57,7 @@ def test_in_a_narrow_one_each_value_has_its_name(width: int) -> None:
 def test_into_a_pipe_nothing_is_broken_cut_or_padded(capsys: pytest.CaptureFixture[str]) -> None:
     word = "x" * 5_000
     show.console().print(Listing(["ID", "NOTE", "MORE"], [["1", word, "a b"], ["2", "short", ""]]))
-    show.print_event(show.console(), Event(seq=1, type="t", at=NOW, run_id="r", data={"note": word}))
+    run_view.print_event(show.console(), Event(seq=1, type="t", at=NOW, run_id="r", data={"note": word}))
     first, second, third, event = capsys.readouterr().out.splitlines()
     assert first.startswith("ID  NOTE") and second.split() == ["1", word, "a", "b"] and third == "2   short"
     assert event.endswith(f"note={word}")

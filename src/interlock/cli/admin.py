@@ -1,6 +1,6 @@
 """`interlock key`, `interlock tenant` and `interlock usage`: who may do what, and how much."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from interlock.cli.outcome import example
 from interlock.cli.text import visible
 from interlock.lifecycle import Term
 from interlock.wire import Role
+
+if TYPE_CHECKING:
+    from interlock.wire import Key, Tenant, Usage
 
 keys = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +27,54 @@ tenants = typer.Typer(
 )
 
 _ONCE = "Keep it now: it is not shown again."
+
+
+KEYS: "show.Columns[Key]" = {
+    "id": lambda key: key.id,
+    "name": lambda key: visible(key.name),
+    "role": lambda key: key.role,
+    "groups": lambda key: visible(", ".join(key.groups)),
+    "workspace": lambda key: visible(key.workspace_id or ""),
+    "created": lambda key: show.moment(key.created_at),
+    "revoked": lambda key: show.moment(key.revoked_at),
+}
+
+TENANTS: "show.Columns[Tenant]" = {
+    "id": lambda tenant: tenant.id,
+    "name": lambda tenant: visible(tenant.name),
+    "caps": lambda tenant: _caps(tenant) or "none",
+    "weight": lambda tenant: f"{tenant.weight:g}",
+    "created": lambda tenant: show.moment(tenant.created_at),
+}
+
+USAGE: "show.Columns[Usage]" = {
+    "tenant": lambda usage: visible(usage.tenant),
+    "in flight": lambda usage: _of(usage.in_flight, usage.max_concurrency),
+    "ready": lambda usage: f"{usage.ready}+" if usage.ready >= 10_000 else str(usage.ready),
+    "runs this minute": lambda usage: _of(usage.runs_this_minute, usage.max_runs_per_min),
+    "waiting": lambda usage: str(usage.runs_waiting),
+    "writes per run": lambda usage: _of(None, usage.max_writes_per_run),
+    "weight": lambda usage: f"{usage.weight:g}",
+    "capped workflows": lambda usage: ", ".join(
+        f"{visible(found.workflow)} {_of(found.in_flight, found.max_concurrency)}, {found.waiting} waiting"
+        for found in usage.workflows
+    ),
+}
+
+
+def _caps(tenant: "Tenant") -> str:
+    found = {
+        "runs in flight": tenant.max_concurrency,
+        "runs per minute": tenant.max_runs_per_min,
+        "writes per run": tenant.max_writes_per_run,
+    }
+    return ", ".join(f"{most} {what}" for what, most in found.items() if most is not None)
+
+
+def _of(used: int | None, most: int | None) -> str:
+    if used is None:
+        return str(most) if most is not None else "any"
+    return f"{used} of {most}" if most is not None else str(used)
 
 
 def _explained(terms: type[Term]) -> str:
@@ -65,7 +116,7 @@ def list_keys(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_j
     """List the API keys of this tenant, without their secrets."""
     with connect(ctx) as client:
         page = client.keys(limit=limit, cursor=cursor)
-    show.print_page(page, show.KEYS, as_json=as_json)
+    show.print_page(page, KEYS, as_json=as_json)
 
 
 @keys.command("revoke", epilog=example("interlock key revoke 01990000-0000-7000-8000-000000000000"))
@@ -113,7 +164,7 @@ def create_tenant(
     page = show.facts(
         id=tenant.id,
         name=visible(tenant.name),
-        caps=show.caps(tenant),
+        caps=_caps(tenant),
         admin_key=tenant.key,
         note=_ONCE if tenant.key else None,
     )
@@ -125,7 +176,7 @@ def list_tenants(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, a
     """List the tenants."""
     with connect(ctx) as client:
         page = client.tenants(limit=limit, cursor=cursor)
-    show.print_page(page, show.TENANTS, as_json=as_json)
+    show.print_page(page, TENANTS, as_json=as_json)
 
 
 def _cap(given: str) -> int | None:
@@ -167,7 +218,7 @@ def update_tenant(
         raise typer.BadParameter("say what to change, --max-concurrency 20 for one")
     with connect(ctx) as client:
         tenant = client.update_tenant(name, changes)
-    show.print_view(tenant, lambda: show.table([tenant], show.TENANTS), as_json=as_json)
+    show.print_view(tenant, lambda: show.table([tenant], TENANTS), as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:
@@ -178,4 +229,4 @@ def usage(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json:
     """Show what the tenant uses of what it may use; admins of the tenant `default` see every tenant."""
     with connect(ctx) as client:
         page = client.usage(limit=limit, cursor=cursor)
-    show.print_page(page, show.USAGE, as_json=as_json)
+    show.print_page(page, USAGE, as_json=as_json)

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
+from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.connection import connect
@@ -14,13 +15,32 @@ from interlock.cli.text import visible
 
 if TYPE_CHECKING:
     from interlock.definition import Plan
-    from interlock.wire import Agent
+    from interlock.wire import Agent, Session
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Check agents, publish them, look at what is published. `interlock chat` talks to them.",
     epilog=example("interlock agent validate support.yaml", "interlock agent apply support.yaml"),
 )
+
+
+AGENTS: "show.Columns[Agent]" = {
+    "name": lambda agent: visible(agent.name),
+    "version": lambda agent: str(agent.version),
+    "model": lambda agent: visible(agent.model),
+    "digest": lambda agent: agent.digest[:19],
+    "created": lambda agent: show.moment(agent.created_at),
+}
+
+SESSIONS: "show.Columns[Session]" = {
+    "id": lambda session: session.id,
+    "agent": lambda session: visible(session.agent),
+    "status": lambda session: Text(session.status, style="cyan" if session.status == "busy" else ""),
+    "messages": lambda session: str(session.messages),
+    "cost": lambda session: f"${session.cost_usd:.4f}" if session.cost_usd else "",
+    "by": lambda session: visible(session.created_by),
+    "created": lambda session: show.moment(session.created_at),
+}
 
 
 @app.command(epilog=example("interlock agent apply agents/*.yaml"))
@@ -30,7 +50,7 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
 
     with connect(ctx) as client:
         published = [applied(name, client.apply_agent) for name in files]
-    show.print_page(Page[Agent](items=published), show.AGENTS, as_json=as_json)
+    show.print_page(Page[Agent](items=published), AGENTS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock agent validate support.yaml"))
@@ -42,16 +62,11 @@ def validate(files: Files, as_json: Json = False) -> None:
 
 
 @app.command("list", epilog=example("interlock agent list"))
-def list_agents(
-    ctx: typer.Context,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_agents(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """List published agents with their newest version."""
     with connect(ctx) as client:
         page = client.agents(limit=limit, cursor=cursor)
-    show.print_page(page, show.AGENTS, as_json=as_json)
+    show.print_page(page, AGENTS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock agent show support --version 2"))
@@ -68,16 +83,11 @@ def show_agent(
 
 
 @app.command("sessions", epilog=example("interlock agent sessions"))
-def list_sessions(
-    ctx: typer.Context,
-    limit: Limit = 20,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_sessions(ctx: typer.Context, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False) -> None:
     """List conversations, newest first; `interlock chat --session` takes one up again."""
     with connect(ctx) as client:
         page = client.sessions(limit=limit, cursor=cursor)
-    show.print_page(page, show.SESSIONS, as_json=as_json)
+    show.print_page(page, SESSIONS, as_json=as_json)
 
 
 def _summary(plan: "Plan") -> str:
@@ -86,8 +96,6 @@ def _summary(plan: "Plan") -> str:
 
 
 def _page(agent: "Agent") -> RenderableType:
-    import yaml
-
     head = show.facts(
         agent=visible(agent.name),
         version=str(agent.version),
@@ -95,4 +103,4 @@ def _page(agent: "Agent") -> RenderableType:
         digest=visible(agent.digest),
         created=show.moment(agent.created_at),
     )
-    return Group(head, "", visible(yaml.safe_dump(agent.source, sort_keys=False, allow_unicode=True).rstrip()))
+    return show.with_source(head, agent.source)

@@ -1,8 +1,9 @@
 """`interlock event`: tell runs what happened outside."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.connection import connect
@@ -10,11 +11,26 @@ from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
 from interlock.cli.text import parse_json, visible
 
+if TYPE_CHECKING:
+    from interlock.wire import OutsideEvent
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Tell runs what happened outside, and see what was told.",
     epilog=example("interlock event send bank.settled ch_1042"),
 )
+
+
+EVENTS: "show.Columns[OutsideEvent]" = {
+    "id": lambda event: visible(event.id),
+    "type": lambda event: visible(event.type),
+    "about": lambda event: visible(event.correlation),
+    "received": lambda event: show.moment(event.received_at),
+    "by": lambda event: visible(event.sent_by),
+    "run": lambda event: event.run_id or Text("waits for a step", style="yellow"),
+    "step": lambda event: visible(event.step_key or ""),
+    "expires": lambda event: show.moment(event.expires_at),
+}
 
 
 @app.command(
@@ -57,4 +73,4 @@ def list_events(
         page = client.outside_events(
             type=type, correlation=correlation, matched=False if waiting else None, limit=limit, cursor=cursor
         )
-    show.print_page(page, show.EVENTS, as_json=as_json)
+    show.print_page(page, EVENTS, as_json=as_json)

@@ -33,6 +33,19 @@ RequestId = Annotated[str | None, typer.Option(help="The same id again gives the
 _ID = "01990000-0000-7000-8000-000000000000"
 
 
+JOBS: "show.Columns[Job]" = {
+    "id": lambda job: job.id,
+    "task": lambda job: one_line(job.task_description)[:60],
+    "workflow": lambda job: visible(job.workflow),
+    "status": lambda job: show.word(job.status),
+    "done": lambda job: f"{job.progress.done}/{job.progress.total}",
+    "workers": lambda job: f"{len(job.workers)}/{job.worker_count}",
+    "created": lambda job: show.moment(job.created_at),
+    "took": lambda job: show.took(job.started_at, job.completed_at),
+    "reason": lambda job: one_line(job.reason or ""),
+}
+
+
 @app.command(
     epilog=example(
         'interlock job submit resize --inputs \'[{"id": 1}, {"id": 2}]\'',
@@ -79,7 +92,7 @@ def list_jobs(
     """List jobs, newest first."""
     with connect(ctx) as client:
         page = client.jobs(status=status, parent_job_id=parent, limit=limit, cursor=cursor)
-    show.print_page(page, show.JOBS, as_json=as_json)
+    show.print_page(page, JOBS, as_json=as_json)
 
 
 @app.command("show", epilog=example(f"interlock job show {_ID}"))

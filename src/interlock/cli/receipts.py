@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from interlock.cli import decisions, show
+from interlock.cli import decisions, run_view, show
 from interlock.cli.connection import connect
 from interlock.cli.options import Json
 from interlock.cli.outcome import example
@@ -79,7 +79,7 @@ def reverse(ctx: typer.Context, receipt_id: ReceiptId, reason: Reason = None, as
     """Undo an effect, at most once. A new run does it, which policy may hold like any other."""
     with connect(ctx) as client:
         run = client.reverse_receipt(receipt_id, reason=reason)
-    show.print_view(run, lambda: show.run_page(run), as_json=as_json)
+    show.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
 
 
 def _the_one_outcome(

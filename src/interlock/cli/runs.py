@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli import show
+from interlock.cli import run_view, show
 from interlock.cli.batch import batch
 from interlock.cli.connection import connect
 from interlock.cli.options import Cursor, Json, Limit, Version
 from interlock.cli.outcome import example
-from interlock.cli.text import parse_input, parse_seconds
+from interlock.cli.text import parse_input, parse_seconds, visible
 from interlock.lifecycle import RUN, ApprovalState, RunState
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ app = typer.Typer(
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept with the decision.")]
+
+RUNS: "show.Columns[Run]" = {
+    "id": lambda run: run.id,
+    "workflow": lambda run: visible(f"{run.workflow}@{run.workflow_version}"),
+    "status": lambda run: show.word(run.status),
+    "reason": lambda run: run.reason or visible(run.waiting_for or ""),
+    "created": lambda run: show.moment(run.created_at),
+    "took": lambda run: show.took(run.created_at, run.completed_at),
+}
+
 
 # How long one request waits on the server; the command goes on asking.
 _WAIT_SECONDS = 30.0
@@ -94,7 +104,7 @@ def list_runs(
     """List runs, newest first."""
     with connect(ctx) as client:
         page = client.runs(status=status, workflow=workflow, parent=parent, limit=limit, cursor=cursor)
-    show.print_page(page, show.RUNS, as_json=as_json)
+    show.print_page(page, RUNS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock run show 01990000-0000-7000-8000-000000000000"))
@@ -161,17 +171,17 @@ def events(
             if as_json:
                 show.print_json(Page[Event](items=found))
             for event in () if as_json else found:
-                show.print_event(out, event)
+                run_view.print_event(out, event)
             return
         for event in client.follow(run_id, after):
             if as_json:
                 show.print_json(event, indent=None)
             else:
-                show.print_event(out, event)
+                run_view.print_event(out, event)
 
 
 def _print_run(run: "Run", *, as_json: bool) -> None:
-    show.print_view(run, lambda: show.run_page(run), as_json=as_json)
+    show.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
 
 
 def _watch_to_the_end(client: "Client", run: "Run", *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from interlock.cli import show
+from interlock.cli import run_view, show
 from interlock.cli.connection import connect
 from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
@@ -68,12 +68,7 @@ def create(
 
 
 @app.command("list", epilog=example("interlock schedule list"))
-def list_schedules(
-    ctx: typer.Context,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_schedules(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """List schedules, with their next and last slots."""
     with connect(ctx) as client:
         page = client.schedules(limit=limit, cursor=cursor)
@@ -110,7 +105,7 @@ def run(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
     """Start a run now, besides the slots."""
     with connect(ctx) as client:
         started = client.run_schedule(name)
-    show.print_view(started, lambda: show.run_page(started), as_json=as_json)
+    show.print_view(started, lambda: run_view.run_page(started), as_json=as_json)
 
 
 @app.command(epilog=example("interlock schedule delete nightly"))

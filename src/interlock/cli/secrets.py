@@ -1,7 +1,7 @@
 """`interlock secret`: values that tools get and nobody sees."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
 from interlock.cli.options import Cursor, Json, Limit
 from interlock.cli.outcome import example
+from interlock.cli.text import visible
+
+if TYPE_CHECKING:
+    from interlock.wire import StoredSecret
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +22,14 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and underscores.")]
+
+
+SECRETS: "show.Columns[StoredSecret]" = {
+    "name": lambda secret: visible(secret.name),
+    "version": lambda secret: str(secret.version),
+    "set": lambda secret: show.moment(secret.created_at),
+    "by": lambda secret: visible(secret.created_by),
+}
 
 
 @app.command(
@@ -47,16 +59,11 @@ def _piped() -> str:
 
 
 @app.command("list", epilog=example("interlock secret list"))
-def list_secrets(
-    ctx: typer.Context,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_secrets(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """List the names of the secrets, with their versions."""
     with connect(ctx) as client:
         page = client.secrets(limit=limit, cursor=cursor)
-    show.print_page(page, show.SECRETS, as_json=as_json)
+    show.print_page(page, SECRETS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock secret delete stripe_key"))

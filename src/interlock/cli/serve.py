@@ -9,9 +9,11 @@ from interlock.cli import show
 from interlock.cli.environment import read_settings, tools_here
 from interlock.cli.options import Json
 from interlock.cli.outcome import example
+from interlock.cli.text import one_line, visible
 
 if TYPE_CHECKING:
     from interlock.main import Serving
+    from interlock.wire import Flow
 
 db = typer.Typer(
     no_args_is_help=True, help="The database: its schema and its state.", epilog=example("interlock db status")
@@ -25,6 +27,14 @@ Labels = Annotated[
     typer.Option(help="Serve steps that ask for this label; can be repeated. Others are served by `default`."),
 ]
 Tenants = Annotated[list[str] | None, typer.Option(help="Serve this tenant; can be repeated. Else all.")]
+
+
+FLOWS: "show.Columns[Flow]" = {
+    "flow": lambda flow: visible(flow.name),
+    "version": lambda flow: visible(flow.version),
+    "new runs": lambda flow: "no, retired" if flow.retired else "yes",
+    "description": lambda flow: one_line(flow.description),
+}
 
 
 def serving(concurrency: int | None, label: list[str] | None, tenant: list[str] | None) -> "Serving":
@@ -90,7 +100,7 @@ def flows(as_json: Json = False) -> None:
         Flow(name=flow.name, version=flow.version, description=flow.description, retired=flow.is_retired)
         for flow in tools_here().flows.all()
     ]
-    show.print_page(Page[Flow](items=found), show.FLOWS, as_json=as_json)
+    show.print_page(Page[Flow](items=found), FLOWS, as_json=as_json)
 
 
 @db.command(epilog=example("interlock db migrate"))

@@ -15,7 +15,6 @@ from interlock.cli.listing import Listing
 from interlock.cli.text import one_line, visible
 from interlock.lifecycle import (
     MACHINES,
-    SETTLED_WELL,
     Machine,
     Term,
 )
@@ -25,24 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from interlock.wire import (
-        Agent,
-        Compensation,
-        Event,
-        Flow,
-        Job,
-        Key,
-        OutsideEvent,
         Page,
-        Run,
-        Session,
         StateChange,
-        Step,
-        StoredSecret,
-        Tenant,
-        Tool,
-        Usage,
-        Worker,
-        Workflow,
     )
 
 T = TypeVar("T")
@@ -183,6 +166,15 @@ def facts(**pairs: RenderableType | None) -> Table:
     return found
 
 
+def with_source(head: Table, source: Mapping[str, Any] | None) -> RenderableType:
+    """What is known of a definition, and below it the definition itself."""
+    if source is None:
+        return head
+    import yaml
+
+    return Group(head, "", visible(yaml.safe_dump(source, sort_keys=False, allow_unicode=True).rstrip()))
+
+
 def block(values: Mapping[str, Any], indent: int = 2) -> Table:
     """Every value under its own name, nothing left out or shortened."""
     found = Table.grid(padding=(0, 2, 0, 0))
@@ -193,32 +185,7 @@ def block(values: Mapping[str, Any], indent: int = 2) -> Table:
     return found
 
 
-# ---------------------------------------------------------------- workers and jobs
-
-WORKERS: "Columns[Worker]" = {
-    "id": lambda worker: worker.id,
-    "name": lambda worker: visible(worker.name),
-    "status": lambda worker: word(worker.status),
-    "host": lambda worker: visible(worker.host or ""),
-    "pid": lambda worker: str(worker.pid or ""),
-    "runs": lambda worker: f"{worker.holds}/{worker.capacity}",
-    "labels": lambda worker: visible(", ".join(worker.labels)),
-    "job": lambda worker: worker.job_id or "",
-    "reason": lambda worker: one_line(worker.reason or ""),
-}
-
-JOBS: "Columns[Job]" = {
-    "id": lambda job: job.id,
-    "task": lambda job: one_line(job.task_description)[:60],
-    "workflow": lambda job: visible(job.workflow),
-    "status": lambda job: word(job.status),
-    "done": lambda job: f"{job.progress.done}/{job.progress.total}",
-    "workers": lambda job: f"{len(job.workers)}/{job.worker_count}",
-    "created": lambda job: moment(job.created_at),
-    "took": lambda job: took(job.started_at, job.completed_at),
-    "reason": lambda job: one_line(job.reason or ""),
-}
-
+# What happened to a worker or a job.
 HISTORY: "Columns[StateChange]" = {
     "at": lambda change: moment(change.at),
     "from": lambda change: change.from_state or "",
@@ -227,200 +194,3 @@ HISTORY: "Columns[StateChange]" = {
     "by": lambda change: visible(who(change.by)),
     "reason": lambda change: one_line(change.reason or ""),
 }
-
-# ---------------------------------------------------------------- runs
-
-RUNS: "Columns[Run]" = {
-    "id": lambda run: run.id,
-    "workflow": lambda run: visible(f"{run.workflow}@{run.workflow_version}"),
-    "status": lambda run: word(run.status),
-    "reason": lambda run: run.reason or visible(run.waiting_for or ""),
-    "created": lambda run: moment(run.created_at),
-    "took": lambda run: took(run.created_at, run.completed_at),
-}
-
-STEPS: "Columns[Step]" = {
-    "step": lambda step: visible(step.key),
-    "does": lambda step: visible(step.tool or step.kind) + (f" on {visible(step.runs_on)}" if step.runs_on else ""),
-    "status": lambda step: Text("retrying", style="yellow") if step.retrying else word(step.status),
-    "tries": lambda step: f"{step.attempt}/{step.max_attempts}" if step.attempt else "",
-    "took": lambda step: took(step.started_at, step.completed_at) if step.attempt or step.completed_at else "",
-    "note": lambda step: note(step),
-}
-
-
-COMPENSATION: "Columns[Compensation]" = {
-    "undo": lambda step: visible(step.undoes),
-    **{name: STEPS[name] for name in ("does", "status", "tries", "took", "note")},
-}
-
-
-def note(step: "Step") -> str:
-    if step.retrying:
-        at = f"retrying at {clock(step.next_run_at)}" if step.next_run_at else "retrying"
-        return f"{at}: {brief(step.last_error)}" if step.last_error else at
-    if (awaited := step.waits_for) is not None:
-        until = f" until {moment(datetime.fromisoformat(awaited['timeout_at']))}" if awaited.get("timeout_at") else ""
-        return f"waits for {cell(awaited['event'])} {cell(awaited['correlation'])}{until}"
-    return brief(step.last_error) if step.status not in SETTLED_WELL else ""
-
-
-def run_page(run: "Run") -> RenderableType:
-    head = facts(
-        run=run.id,
-        workflow=visible(f"{run.workflow}@{run.workflow_version}"),
-        status=_status(run),
-        waiting_for=Text(visible(run.waiting_for), style="yellow") if run.waiting_for else None,
-        error=Text(brief(run.error), style="red") if run.error else None,
-        trigger=visible(" ".join(filter(None, (run.trigger.source, run.trigger.ref)))),
-        created=moment(run.created_at),
-        took=took(run.created_at, run.completed_at),
-        cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
-        resumed_from=run.resumed_from,
-        parent=run.parent_run_id,
-        resumed=f"{run.resume_count} times" if run.resume_count > 1 else "once" if run.resume_count else None,
-        heartbeat=moment(run.last_heartbeat_at),
-        input=cell(run.input) if run.input else None,
-        result=cell(run.result) if run.result is not None else None,
-    )
-    parts: list[RenderableType] = [head]
-    if run.steps:
-        parts += ["", table(run.steps, STEPS)]
-    if run.compensation:
-        parts += ["", table(run.compensation, COMPENSATION)]
-    return Group(*parts)
-
-
-def _status(run: "Run") -> Text:
-    said = Text.assemble(word(run.status), (f"  {run.reason}" if run.reason else "", "dim"))
-    return said.append(f"  {(run.reason or run.status).doc}", style="dim")
-
-
-def print_event(out: Console, event: "Event") -> None:
-    """One line: at a terminal what fits, into a pipe all of it."""
-    out.print(event_line(event), no_wrap=True, overflow="ellipsis")
-
-
-def event_line(event: "Event") -> str:
-    return f"{event.seq:>4}  {clock(event.at)}  {event.type:<18}  {_what(event.data)}".rstrip()
-
-
-def _what(data: Mapping[str, Any]) -> str:
-    """`review: running → waiting_approval  attempt=1`, or simply every field."""
-    rest = {name: value for name, value in data.items() if value not in (None, "", {}, [])}
-    rest.pop("context", None)  # for programs; people have the actor
-    step, source, target = rest.pop("step_key", None), rest.pop("from_state", None), rest.pop("to_state", None)
-    move = f"{source} → {target}" if source and target else target or ""
-    if "actor" in rest:  # first: it is what people ask for
-        rest = {"by": who(str(rest.pop("actor")))} | rest
-    head = ": ".join(cell(part) for part in (step, move) if part)
-    return "  ".join(filter(None, (head, " ".join(f"{visible(name)}={cell(value)}" for name, value in rest.items()))))
-
-
-# ---------------------------------------------------------------- the rest
-
-WORKFLOWS: "Columns[Workflow]" = {
-    "name": lambda workflow: visible(workflow.name),
-    "version": lambda workflow: str(workflow.version),
-    "digest": lambda workflow: workflow.digest[:19],
-    "created": lambda workflow: moment(workflow.created_at),
-}
-
-AGENTS: "Columns[Agent]" = {
-    "name": lambda agent: visible(agent.name),
-    "version": lambda agent: str(agent.version),
-    "model": lambda agent: visible(agent.model),
-    "digest": lambda agent: agent.digest[:19],
-    "created": lambda agent: moment(agent.created_at),
-}
-
-SESSIONS: "Columns[Session]" = {
-    "id": lambda session: session.id,
-    "agent": lambda session: visible(session.agent),
-    "status": lambda session: Text(session.status, style="cyan" if session.status == "busy" else ""),
-    "messages": lambda session: str(session.messages),
-    "cost": lambda session: f"${session.cost_usd:.4f}" if session.cost_usd else "",
-    "by": lambda session: visible(session.created_by),
-    "created": lambda session: moment(session.created_at),
-}
-
-TOOLS: "Columns[Tool]" = {
-    "name": lambda tool: visible(tool.name),
-    "effect": lambda tool: "writes" if tool.writes else "reads",
-    "risk": lambda tool: tool.risk,
-    "idempotent": lambda tool: "yes" if tool.idempotent else "no",
-    "description": lambda tool: one_line(tool.description),
-}
-
-FLOWS: "Columns[Flow]" = {
-    "flow": lambda flow: visible(flow.name),
-    "version": lambda flow: visible(flow.version),
-    "new runs": lambda flow: "no, retired" if flow.retired else "yes",
-    "description": lambda flow: one_line(flow.description),
-}
-
-KEYS: "Columns[Key]" = {
-    "id": lambda key: key.id,
-    "name": lambda key: visible(key.name),
-    "role": lambda key: key.role,
-    "groups": lambda key: visible(", ".join(key.groups)),
-    "workspace": lambda key: visible(key.workspace_id or ""),
-    "created": lambda key: moment(key.created_at),
-    "revoked": lambda key: moment(key.revoked_at),
-}
-
-TENANTS: "Columns[Tenant]" = {
-    "id": lambda tenant: tenant.id,
-    "name": lambda tenant: visible(tenant.name),
-    "caps": lambda tenant: caps(tenant) or "none",
-    "weight": lambda tenant: f"{tenant.weight:g}",
-    "created": lambda tenant: moment(tenant.created_at),
-}
-
-
-EVENTS: "Columns[OutsideEvent]" = {
-    "id": lambda event: visible(event.id),
-    "type": lambda event: visible(event.type),
-    "about": lambda event: visible(event.correlation),
-    "received": lambda event: moment(event.received_at),
-    "by": lambda event: visible(event.sent_by),
-    "run": lambda event: event.run_id or Text("waits for a step", style="yellow"),
-    "step": lambda event: visible(event.step_key or ""),
-    "expires": lambda event: moment(event.expires_at),
-}
-
-USAGE: "Columns[Usage]" = {
-    "tenant": lambda usage: visible(usage.tenant),
-    "in flight": lambda usage: _of(usage.in_flight, usage.max_concurrency),
-    "ready": lambda usage: f"{usage.ready}+" if usage.ready >= 10_000 else str(usage.ready),
-    "runs this minute": lambda usage: _of(usage.runs_this_minute, usage.max_runs_per_min),
-    "waiting": lambda usage: str(usage.runs_waiting),
-    "writes per run": lambda usage: _of(None, usage.max_writes_per_run),
-    "weight": lambda usage: f"{usage.weight:g}",
-    "capped workflows": lambda usage: ", ".join(
-        f"{visible(found.workflow)} {_of(found.in_flight, found.max_concurrency)}, {found.waiting} waiting"
-        for found in usage.workflows
-    ),
-}
-
-SECRETS: "Columns[StoredSecret]" = {
-    "name": lambda secret: visible(secret.name),
-    "version": lambda secret: str(secret.version),
-    "set": lambda secret: moment(secret.created_at),
-    "by": lambda secret: visible(secret.created_by),
-}
-
-
-def _of(used: int | None, most: int | None) -> str:
-    if used is None:
-        return str(most) if most is not None else "any"
-    return f"{used} of {most}" if most is not None else str(used)
-
-
-def caps(tenant: "Tenant") -> str:
-    found = {
-        "runs in flight": tenant.max_concurrency,
-        "runs per minute": tenant.max_runs_per_min,
-        "writes per run": tenant.max_writes_per_run,
-    }
-    return ", ".join(f"{most} {what}" for what, most in found.items() if most is not None)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from interlock.tools.mcp import Server
+    from interlock.wire import Tool
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -36,6 +37,15 @@ Yes = Annotated[bool, typer.Option("--yes", help="Accept what changed without be
 _RESTART = "Restart `interlock up` and the workers to use them."
 
 
+TOOLS: "show.Columns[Tool]" = {
+    "name": lambda tool: visible(tool.name),
+    "effect": lambda tool: "writes" if tool.writes else "reads",
+    "risk": lambda tool: tool.risk,
+    "idempotent": lambda tool: "yes" if tool.idempotent else "no",
+    "description": lambda tool: one_line(tool.description),
+}
+
+
 @app.callback()
 def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
     """List the tools that a worker here would load: of INTERLOCK_TOOLS, and of the MCP servers that were added."""
@@ -44,7 +54,7 @@ def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
     from interlock.wire import Page, Tool
 
     found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
-    show.print_page(Page[Tool](items=found), show.TOOLS, as_json=as_json)
+    show.print_page(Page[Tool](items=found), TOOLS, as_json=as_json)
 
 
 @app.command(

@@ -44,12 +44,7 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
 
 
 @app.command("list", epilog=example("interlock trigger list"))
-def list_triggers(
-    ctx: typer.Context,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_triggers(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """List triggers, with where their senders post to."""
     with connect(ctx) as client:
         page = client.triggers(limit=limit, cursor=cursor)
@@ -110,8 +105,4 @@ def _page(trigger: "StoredTrigger") -> RenderableType:
         workspace=visible(trigger.workspace_id or ""),
         updated=show.moment(trigger.updated_at),
     )
-    if trigger.source is None:
-        return head
-    import yaml
-
-    return Group(head, "", visible(yaml.safe_dump(trigger.source, sort_keys=False, allow_unicode=True).rstrip()))
+    return show.with_source(head, trigger.source)

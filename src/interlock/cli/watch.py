@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from interlock.cli import show
+from interlock.cli import run_view, show
 from interlock.cli.text import visible
 from interlock.lifecycle import STEP, StepState
 
@@ -28,7 +28,7 @@ def watch(client: "Client", run: "Run", *, as_json: bool = False) -> "Run":
         _watch_live(Progress(run), events, out)
     else:
         for event in events:
-            show.print_event(out, event)
+            run_view.print_event(out, event)
     return client.run(run.id)
 
 
@@ -86,4 +86,4 @@ class Progress:
         head = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=max(total, 1), completed=self.settled, width=30)
         head.add_row(visible(run.workflow), show.word(run.status), bar, f"{self.settled}/{total}")
-        return Group(head, show.table(run.steps, show.STEPS))
+        return Group(head, show.table(run.steps, run_view.STEPS))

@@ -13,11 +13,11 @@ from interlock.cli.environment import read_settings
 from interlock.cli.options import Json
 from interlock.cli.outcome import example
 from interlock.cli.serve import Concurrency, Labels, Tenants, serving
-from interlock.cli.text import visible
+from interlock.cli.text import one_line, visible
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import JobEvent
+    from interlock.wire import JobEvent, Worker
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -32,6 +32,19 @@ RequestId = Annotated[str | None, typer.Option(help="The same id again gives the
 
 _ID = "01990000-0000-7000-8000-000000000000"
 _FOLLOW_SECONDS = 0.3
+
+
+WORKERS: "show.Columns[Worker]" = {
+    "id": lambda worker: worker.id,
+    "name": lambda worker: visible(worker.name),
+    "status": lambda worker: show.word(worker.status),
+    "host": lambda worker: visible(worker.host or ""),
+    "pid": lambda worker: str(worker.pid or ""),
+    "runs": lambda worker: f"{worker.holds}/{worker.capacity}",
+    "labels": lambda worker: visible(", ".join(worker.labels)),
+    "job": lambda worker: worker.job_id or "",
+    "reason": lambda worker: one_line(worker.reason or ""),
+}
 
 
 @app.callback()
@@ -61,7 +74,7 @@ def list_workers(
     """List the workers that are there, and those that left within the last hour."""
     with connect(ctx) as client:
         page = client.workers(all=all)
-    show.print_page(page, show.WORKERS, as_json=as_json)
+    show.print_page(page, WORKERS, as_json=as_json)
 
 
 @app.command("show", epilog=example(f"interlock worker show {_ID}"))
@@ -116,16 +129,18 @@ def create(
             name=name, workspace_id=workspace, host=host, labels=label or ("default",), tenants=tenant,
             concurrency=concurrency,
         )  # fmt: skip
-        made = client.start_worker(made.id) if start else made
-    show.print_view(made, lambda: show.table([made], show.WORKERS), as_json=as_json)
+        _print_worker(client.start_worker(made.id) if start else made, as_json=as_json)
+
+
+def _print_worker(worker: "Worker", *, as_json: bool) -> None:
+    show.print_view(worker, lambda: show.table([worker], WORKERS), as_json=as_json)
 
 
 @app.command(epilog=example(f"interlock worker start {_ID}"))
 def start(ctx: typer.Context, worker_id: WorkerId, request_id: RequestId = None, as_json: Json = False) -> None:
     """Start the process of a worker that was created."""
     with connect(ctx) as client:
-        found = client.start_worker(worker_id, request_id=request_id)
-    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+        _print_worker(client.start_worker(worker_id, request_id=request_id), as_json=as_json)
 
 
 @app.command(epilog=example(f'interlock worker pause {_ID} --reason "memory test"'))
@@ -134,8 +149,7 @@ def pause(
 ) -> None:
     """Let a worker finish the steps that it is at, and take no more."""
     with connect(ctx) as client:
-        found = client.pause_worker(worker_id, reason=reason, request_id=request_id)
-    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+        _print_worker(client.pause_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
 
 @app.command(epilog=example(f"interlock worker resume {_ID}"))
@@ -144,8 +158,7 @@ def resume(
 ) -> None:
     """Let a paused worker go on."""
     with connect(ctx) as client:
-        found = client.resume_worker(worker_id, reason=reason, request_id=request_id)
-    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+        _print_worker(client.resume_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
 
 @app.command(epilog=example(f'interlock worker terminate {_ID} --reason "stuck"'))
@@ -154,8 +167,7 @@ def terminate(
 ) -> None:
     """End a worker at once; its runs go to others."""
     with connect(ctx) as client:
-        found = client.terminate_worker(worker_id, reason=reason, request_id=request_id)
-    show.print_view(found, lambda: show.table([found], show.WORKERS), as_json=as_json)
+        _print_worker(client.terminate_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
 
 @app.command(epilog=example(f"interlock worker logs {_ID} --follow"))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
 from interlock.cli import show
 from interlock.cli.connection import connect
@@ -23,6 +23,14 @@ app = typer.Typer(
 )
 
 
+WORKFLOWS: "show.Columns[Workflow]" = {
+    "name": lambda workflow: visible(workflow.name),
+    "version": lambda workflow: str(workflow.version),
+    "digest": lambda workflow: workflow.digest[:19],
+    "created": lambda workflow: show.moment(workflow.created_at),
+}
+
+
 @app.command(epilog=example("interlock workflow apply workflows/*.yaml"))
 def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     """Publish workflows. The same content again stays the same version."""
@@ -30,7 +38,7 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
 
     with connect(ctx) as client:
         published = [applied(name, client.apply_workflow) for name in files]
-    show.print_page(Page[Workflow](items=published), show.WORKFLOWS, as_json=as_json)
+    show.print_page(Page[Workflow](items=published), WORKFLOWS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock workflow validate refund.yaml", "interlock workflow validate - < refund.yaml"))
@@ -42,16 +50,11 @@ def validate(files: Files, as_json: Json = False) -> None:
 
 
 @app.command("list", epilog=example("interlock workflow list"))
-def list_workflows(
-    ctx: typer.Context,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
-) -> None:
+def list_workflows(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """List published workflows with their newest version."""
     with connect(ctx) as client:
         page = client.workflows(limit=limit, cursor=cursor)
-    show.print_page(page, show.WORKFLOWS, as_json=as_json)
+    show.print_page(page, WORKFLOWS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock workflow show refund --version 2"))
@@ -80,8 +83,4 @@ def _page(workflow: "Workflow") -> RenderableType:
         digest=visible(workflow.digest),
         created=show.moment(workflow.created_at),
     )
-    if workflow.source is None:
-        return head
-    import yaml
-
-    return Group(head, "", visible(yaml.safe_dump(workflow.source, sort_keys=False, allow_unicode=True).rstrip()))
+    return show.with_source(head, workflow.source)
