@@ -13,20 +13,13 @@ from rich.text import Text
 
 from interlock.cli.listing import Listing
 from interlock.cli.text import one_line, visible
-from interlock.lifecycle import (
-    MACHINES,
-    Machine,
-    Term,
-)
+from interlock.lifecycle import MACHINES, Machine, Term
 from interlock.lifecycle.tone import Tone, tone_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from interlock.wire import (
-        Page,
-        StateChange,
-    )
+    from interlock.wire import Page, StateChange
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], RenderableType]]
