@@ -1,56 +1,21 @@
-"""/api/workflows, /api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
+"""/api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
 
-from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page, uuid_cursor
-from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_view, usage_view, workflow_view
-from interlock.definition.workflow import parse
-from interlock.engine import tenants, workflows
+from interlock.api.services import Json, Limit, Svc, Who, change, page, uuid_cursor
+from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_view, usage_view
+from interlock.engine import tenants
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import DEFAULT_TENANT
-from interlock.errors import Forbidden, NotFound
+from interlock.errors import Forbidden
 from interlock.governance.roles import MAY, Permission
 from interlock.store.pool import Tx
-from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage, Workflow
+from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage
 
 router = APIRouter(prefix="/api")
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
-
-
-@router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)
-async def apply_workflow(request: Request, found: Svc, who: Who) -> Response:
-    """Apply a workflow, as YAML or JSON. The same content again is the same version."""
-    who.require(Permission.DEFINE)
-    plan = parse(await request.body(), file=request.headers.get("x-file-name", "workflow"))
-
-    async def work(tx: Tx) -> Answer:
-        row, _ = await workflows.apply(tx, found.database, who, plan)
-        return Answer(201, dump(workflow_view(row)))
-
-    return await change(found, who, request, work)
-
-
-@router.get("/workflows", response_model=Page[Workflow], tags=["workflows"])
-async def list_workflows(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
-    who.require(Permission.READ)
-    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1, False)
-    return Json(page(rows, limit, workflow_view, key="name"))
-
-
-@router.get("/workflows/{name}", response_model=Workflow, tags=["workflows"])
-async def show_workflow(
-    name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
-) -> Response:
-    who.require(Permission.READ)
-    row = await found.database.row("get_workflow", who.tenant_id, name, version)
-    if row is None:
-        raise NotFound(f"no workflow {name}" + (f" version {version}" if version else ""), code="WORKFLOW_NOT_FOUND")
-    return Json(workflow_view(row, with_source=True))
 
 
 @router.post("/tenants", status_code=201, response_model=Tenant, tags=["tenants"])

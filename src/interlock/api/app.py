@@ -19,6 +19,7 @@ from interlock.api import (
     admin,
     approvals,
     audit,
+    definitions,
     events,
     grants,
     hooks,
@@ -55,8 +56,8 @@ def create_app(services: Services) -> FastAPI:
     )  # fmt: skip
     app.state.services = services
     for module in (
-        runs, sessions, acts, jobs, events, approvals, receipts, audit, policy, grants, admin, workers, secrets,
-        hooks_out, slack, triggers, schedules, hooks,
+        runs, sessions, acts, jobs, events, approvals, receipts, audit, policy, grants, definitions, admin, workers,
+        secrets, hooks_out, slack, triggers, schedules, hooks,
     ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)

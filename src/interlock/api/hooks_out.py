@@ -1,13 +1,13 @@
 """/api/webhooks"""
 
 import contextlib
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, page, position_cursor, uuid_cursor
+from interlock.api.services import Json, Limit, Svc, Who, change, page, position_cursor, uuid_cursor
 from interlock.api.views import dump
 from interlock.engine import addresses, outbox
 from interlock.engine.idempotency import Answer
@@ -17,8 +17,6 @@ from interlock.store.pool import Row, Tx
 from interlock.wire import Bare, Delivery, NewWebhook, Page, Webhook
 
 router = APIRouter(prefix="/api/webhooks", tags=["webhooks"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.post("", status_code=201, response_model=Webhook)

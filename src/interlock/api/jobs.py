@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api import streams
-from interlock.api.services import Json, Svc, Who, change, encode_cursor, number_cursor, uuid_cursor
+from interlock.api.services import Json, Limit, Svc, Who, change, encode_cursor, number_cursor, uuid_cursor
 from interlock.api.views import dump, history_view, job_view
 from interlock.engine import jobs
 from interlock.engine.idempotency import Answer
@@ -20,8 +20,6 @@ from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Job, JobEvent, JobTree, NewJob, Order, Page
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.post("", status_code=201, response_model=Job)

@@ -18,6 +18,7 @@ from interlock.api import streams
 from interlock.api.direct import DirectRoute, by_way_of
 from interlock.api.services import (
     Json,
+    Limit,
     Services,
     Svc,
     Who,
@@ -54,7 +55,6 @@ OverCap = Annotated[
     Literal["wait", "refuse"],
     Query(description="If the tenant's runs of this minute are taken: wait for a later one, or answer 429."),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 _ONLY_WAIT = re.compile(rb"(?:wait=([0-9]|[1-5][0-9]))?")
 

@@ -1,12 +1,11 @@
 """/api/schedules"""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, change, decode_cursor, page
+from interlock.api.services import Json, Limit, Services, Svc, Who, change, decode_cursor, page
 from interlock.api.views import dump, run_view, schedule_view
 from interlock.engine import runs, schedules
 from interlock.engine.idempotency import Answer
@@ -17,8 +16,6 @@ from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Bare, NewSchedule, Page, Run, Schedule
 
 router = APIRouter(prefix="/api/schedules", tags=["schedules"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.post("", status_code=201, response_model=Schedule)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import orjson
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.follow import Follower
@@ -158,7 +158,10 @@ def problem_answer(problem: Problem) -> Answer:
     return Answer(problem.status, orjson.dumps(problem_body(problem), default=str))
 
 
-# ---------------------------------------------------------------- cursors
+# ---------------------------------------------------------------- pages
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+NOT_OUR_CURSOR = "this cursor is not one of ours; leave it out to begin at the start"
 
 
 def page(rows: list[Any], limit: int, view: Callable[[Any], dict[str, Any]], key: str = "id") -> dict[str, Any]:
@@ -181,7 +184,7 @@ def decode_cursor(cursor: str | None) -> str | None:
     try:
         return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError):
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the start") from None
+        raise Invalid(NOT_OUR_CURSOR) from None
 
 
 def uuid_cursor(cursor: str | None) -> UUID | None:
@@ -189,7 +192,7 @@ def uuid_cursor(cursor: str | None) -> UUID | None:
     try:
         return UUID(text) if text is not None else None
     except ValueError:
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the start") from None
+        raise Invalid(NOT_OUR_CURSOR) from None
 
 
 def number_cursor(cursor: str | None) -> int:
@@ -204,5 +207,5 @@ def position_cursor(cursor: str | None) -> int | None:
 def _number(cursor: str | None, digits: re.Pattern[str]) -> int:
     text = decode_cursor(cursor)
     if text is not None and not digits.fullmatch(text):
-        raise Invalid("this cursor is not one of ours; leave it out to begin at the start")
+        raise Invalid(NOT_OUR_CURSOR)
     return int(text or 0)

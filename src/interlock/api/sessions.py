@@ -1,4 +1,4 @@
-"""/api/sessions, /api/messages, /api/agents"""
+"""/api/sessions, /api/messages"""
 
 import asyncio
 import re
@@ -10,10 +10,11 @@ from fastapi.responses import Response
 
 from interlock.api import streams
 from interlock.api.approvals import decide_one
-from interlock.api.runs import Limit, stop_run
+from interlock.api.runs import stop_run
 from interlock.api.services import (
-    YAML,
+    NOT_OUR_CURSOR,
     Json,
+    Limit,
     Services,
     Svc,
     Who,
@@ -24,9 +25,8 @@ from interlock.api.services import (
     page,
     uuid_cursor,
 )
-from interlock.api.views import agent_view, dump, message_view, session_event_view, session_view
-from interlock.definition.agent import parse_agent
-from interlock.engine import approvals, sessions, workflows
+from interlock.api.views import dump, message_view, session_event_view, session_view
+from interlock.engine import approvals, sessions
 from interlock.engine.idempotency import Answer
 from interlock.engine.principal import Principal
 from interlock.errors import Conflict, Invalid, NotFound
@@ -35,7 +35,6 @@ from interlock.ids import uuid7
 from interlock.journal import EntryType
 from interlock.store.pool import Row, Tx
 from interlock.wire import (
-    Agent,
     Approval,
     Decide,
     Event,
@@ -55,41 +54,6 @@ router = APIRouter(prefix="/api")
 # In the stream of a session an event is named by the number of its run and its own within that.
 _PLACE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 UntilIdle = Annotated[bool, Query(description="End the stream when nothing is under way and nothing waits.")]
-
-
-# ---------------------------------------------------------------- agents
-
-
-@router.post("/agents", status_code=201, response_model=Agent, tags=["sessions"], openapi_extra=YAML)
-async def apply_agent(request: Request, found: Svc, who: Who) -> Response:
-    """Apply an agent, as YAML or JSON. The same content again is the same version."""
-    who.require(Permission.DEFINE)
-    plan = parse_agent(await request.body(), file=request.headers.get("x-file-name", "agent"))
-
-    async def work(tx: Tx) -> Answer:
-        row, _ = await workflows.apply(tx, found.database, who, plan)
-        return Answer(201, dump(agent_view(row)))
-
-    return await change(found, who, request, work)
-
-
-@router.get("/agents", response_model=Page[Agent], tags=["sessions"])
-async def list_agents(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
-    who.require(Permission.READ)
-    rows = await found.database.fetch("list_workflows", who.tenant_id, decode_cursor(cursor), limit + 1, True)
-    return Json(page(rows, limit, agent_view, key="name"))
-
-
-@router.get("/agents/{name}", response_model=Agent, tags=["sessions"])
-async def show_agent(
-    name: str, found: Svc, who: Who, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
-) -> Response:
-    who.require(Permission.READ)
-    row = await found.database.row("get_workflow", who.tenant_id, name, version)
-    view = agent_view(row, with_source=True) if row is not None else {"model": None}
-    if view["model"] is None:
-        raise NotFound(f"no agent {name}" + (f" version {version}" if version else ""), code="AGENT_NOT_FOUND")
-    return Json(view)
 
 
 # ---------------------------------------------------------------- sessions
@@ -225,7 +189,7 @@ async def events(
             found, request, session_id, _entries_after(found, session_id, place, until_idle=until_idle)
         )
     if cursor is not None:
-        begin = _given(decode_cursor(cursor), "this cursor is not one of ours; leave it out to begin at the start")
+        begin = _given(decode_cursor(cursor), NOT_OUR_CURSOR)
     entries = await found.database.fetch("session_entries_after", session_id, *begin, limit + 1)
     shown = entries[:limit]
     last = f"{shown[-1]['session_run']}.{shown[-1]['seq']}" if len(entries) > limit else None

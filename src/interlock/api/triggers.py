@@ -1,12 +1,12 @@
 """/api/triggers"""
 
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import YAML, Json, Svc, Who, change, decode_cursor, page
+from interlock.api.services import YAML, Json, Limit, Svc, Who, change, decode_cursor, page
 from interlock.api.views import dump, trigger_definition_view
 from interlock.definition.trigger import Event, TriggerKind, load, parse
 from interlock.engine import triggers
@@ -16,8 +16,6 @@ from interlock.store.pool import Row, Tx
 from interlock.wire import Page, StoredTrigger, TestTrigger, Tried
 
 router = APIRouter(prefix="/api/triggers", tags=["triggers"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.post("", status_code=201, response_model=StoredTrigger, openapi_extra=YAML)

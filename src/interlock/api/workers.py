@@ -1,12 +1,11 @@
 """/api/workers, /api/supervisor"""
 
-from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, change, number_cursor, page
+from interlock.api.services import Json, Limit, Services, Svc, Who, change, number_cursor, page
 from interlock.api.views import dump, history_view, supervisor_view, worker_view
 from interlock.engine import leases, workers
 from interlock.engine.idempotency import Answer
@@ -20,8 +19,6 @@ from interlock.store.pool import Row, Tx
 from interlock.wire import JobEvent, NewWorker, Order, Page, Supervisor, Worker
 
 router = APIRouter(prefix="/api", tags=["workers"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("/workers", response_model=Page[Worker])
