@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -87,6 +88,15 @@ class Settings(BaseSettings):
 
 def mcp_file(settings: Settings) -> Path:
     return settings.mcp or settings.data_dir / "mcp.json"
+
+
+def logs_dir(settings: Settings) -> Path:
+    """Where a supervisor's workers write to, each to a file of its own."""
+    return settings.data_dir / "logs"
+
+
+def worker_log(settings: Settings, worker_id: UUID | str) -> Path:
+    return logs_dir(settings) / f"worker-{worker_id}.log"
 
 
 # The directories of this process's numbers: locked for as long as it lives, and unlocked by the kernel if it is killed.

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from interlock.engine import jobs, leases
-from interlock.settings import Settings
+from interlock.settings import Settings, worker_log
 from interlock.worker import supervisor as module
-from interlock.worker.supervisor import Supervisor, log_path
+from interlock.worker.supervisor import Supervisor
 from tests.rig import Rig
 from tests.supervised.conftest import until
 
@@ -126,7 +126,7 @@ async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_le
         await until(failed, 5)
         third, fourth = await working(rig, 2)
         assert len({third["id"], fourth["id"]} & {first["id"], second["id"]}) == 0
-        assert log_path(rig.settings.data_dir, third["id"]).exists()
+        assert worker_log(rig.settings, third["id"]).exists()
 
         last = await working(rig, 2)
     for row in await rig.sql("SELECT pid FROM worker WHERE pid IS NOT NULL"):

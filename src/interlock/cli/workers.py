@@ -193,7 +193,9 @@ def logs(
 
 def _log_of(ctx: typer.Context, worker_id: str) -> Path:
     """In our own data directory, which needs no server; else where the server says, if that is on this machine."""
-    ours = read_settings().data_dir / "logs" / f"worker-{worker_id}.log"
+    from interlock.settings import worker_log
+
+    ours = worker_log(read_settings(), worker_id)
     if ours.exists():
         return ours
     with connect(ctx) as client:

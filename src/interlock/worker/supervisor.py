@@ -17,7 +17,7 @@ from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import Problem, Unavailable
 from interlock.ids import uuid7
 from interlock.lifecycle import WORKER, WorkerState
-from interlock.settings import Settings
+from interlock.settings import Settings, logs_dir, worker_log
 from interlock.store.notify import WORKER as ORDERS
 from interlock.store.notify import Listener
 from interlock.store.pool import FOREVER, Database, Row
@@ -40,10 +40,6 @@ def python_as_ours() -> tuple[str, ...]:
     """An interpreter that finds the modules that this one finds. A file in the working directory that happens to be
     called like a library would else take its place, in workers only."""
     return (sys.executable,) if str(Path.cwd()) in sys.path else (sys.executable, "-P")
-
-
-def log_path(data_dir: Path, worker_id: UUID | str) -> Path:
-    return data_dir / "logs" / f"worker-{worker_id}.log"
 
 
 @dataclass(slots=True)
@@ -116,7 +112,7 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until told to stop; then its workers are asked to drain, and none is left behind."""
-        log_path(self._settings.data_dir, "").parent.mkdir(parents=True, exist_ok=True)
+        logs_dir(self._settings).mkdir(parents=True, exist_ok=True)
         listener = Listener(self._database, {ORDERS: lambda _: self._look.set()})
         await self._register()
         await listener.start()
@@ -138,7 +134,7 @@ class Supervisor:
         db, settings = self._database, self._settings
         await db.fetch(
             "register_supervisor", db.clock(), self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
-            str(log_path(settings.data_dir, "").parent.resolve()), patience=FOREVER,
+            str(logs_dir(settings).resolve()), patience=FOREVER,
         )  # fmt: skip
 
     async def _tend(self) -> None:
@@ -197,7 +193,7 @@ class Supervisor:
         if slot.worker_id is None:
             await self._make_worker(slot)
         assert slot.worker_id is not None
-        path = log_path(self._settings.data_dir, slot.worker_id)
+        path = worker_log(self._settings, slot.worker_id)
         try:
             with path.open("ab") as output:
                 slot.process = Process(await self._spawn(slot.worker_id, output), path)
@@ -297,7 +293,7 @@ class Supervisor:
                 process.shown = 0
 
     def _tidy_logs(self) -> None:
-        logs = sorted(log_path(self._settings.data_dir, "").parent.glob("worker-*.log"))
+        logs = sorted(logs_dir(self._settings).glob("worker-*.log"))
         for old in logs[:-_KEEP_LOGS]:
             old.unlink(missing_ok=True)
 
