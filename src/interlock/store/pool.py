@@ -55,10 +55,10 @@ TRANSIENT: tuple[type[Exception], ...] = (
     TimeoutError,
 )
 
-# Whoever ends by one of these may leave a connection in the middle of something.
+# A user that ends with one of these may leave its connection in the middle of a statement or a transaction.
 _HALF_WAY: tuple[type[BaseException], ...] = (asyncio.CancelledError, *TRANSIENT)
 
-# No address, or one where we are not known: waiting would not help.
+# The address is none, or nobody knows us there: waiting would not help.
 _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -130,8 +130,8 @@ class Tx:
 class Pool:
     """Connections that are used in turns, the one that was used last first.
 
-    Nothing that we do outlives its transaction: a connection that comes back needs no cleaning, and whoever takes it no
-    ceremony. That of a pool for everybody took as long as a small statement.
+    None of our statements leaves anything in a session, so a connection that comes back needs no reset. A general pool
+    makes one, and that took as long as a small statement.
     """
 
     def __init__(self, options: dict[str, Any], size: int, patience: float | None = None) -> None:
@@ -162,7 +162,7 @@ class Pool:
         return connection
 
     async def _enter(self) -> None:
-        """Not for ever: a caller has to hear that there is no connection to be had, whatever holds them all."""
+        """Wait for a free place, but not for ever: a caller has to hear that there is none to be had."""
         if not self._room.locked():
             await self._room.acquire()
             return
@@ -235,7 +235,7 @@ class _Use:
             await self._connection.reset(timeout=5)
         except BaseException as error:
             self._connection.terminate()
-            # In place of a cancellation it would make whoever was told to end go on.
+            # An exception that took the place of a cancellation would make whoever was told to end go on.
             if not isinstance(error, Exception):
                 raise
 
@@ -287,7 +287,7 @@ class Database:
         return self.pool.acquire()
 
     def afterwards(self, tell: Callable[[], None]) -> None:
-        """Its statements are committed one by one: see `Tx.afterwards`."""
+        """At once, since each statement that is not in a transaction is committed by itself: see `Tx.afterwards`."""
         tell()
 
     @asynccontextmanager
@@ -384,9 +384,9 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
             raise
         except TRANSIENT as error:
             if isinstance(error, asyncpg.InterfaceError) and "argument" in str(error):
-                raise  # ours: the same statement would be refused again
+                raise  # a mistake in the call: the same statement would be refused again
             if task.cancelling() > cancellations:
-                raise asyncio.CancelledError from error  # which the error took the place of, in a rollback
+                raise asyncio.CancelledError from error  # a rollback raised this error in place of the cancellation
             if time.monotonic() + delay > deadline:
                 raise Unavailable(
                     f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}"

@@ -18,7 +18,7 @@ from interlock.waiting import either
 _MOST_WRITES = 128
 _LEAST_WRITES = 32
 _CONNECTIONS = 2
-# The first commit on a connection takes ten times as long as the next: better while there is time.
+# The first commit on a connection takes ten times as long as the next, so an empty one is made while there is time.
 _WARM_UP_AFTER_SECONDS = 0.25
 
 
@@ -37,7 +37,8 @@ class Flusher:
         self, database: Database, me: Me, seat: Callable[[set[UUID]], Seat | None] = lambda _: None,
         unseat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`seat`: what to open if these runs leave; `unseat`: they did not."""
+        """`seat` is asked which seat to open with the write with which these runs leave; `unseat` is told that it was
+        not opened."""
         self._database = database
         self._me = me
         self._seat, self._unseat = seat, unseat
@@ -54,7 +55,7 @@ class Flusher:
         return future
 
     def _ring(self) -> None:
-        """For the first that is free; if none is, whoever is done first looks again."""
+        """Wake the first connection that is free. If none is, the one that is done first looks again by itself."""
         for bell, busy in zip(self._bells, self._busy, strict=True):
             if not busy:
                 bell.set()
@@ -90,10 +91,10 @@ class Flusher:
             connection.close()
 
     def _take_batch(self) -> "list[tuple[Write, asyncio.Future[Answer]]]":
-        """Half of many: the other half is the other connection's, and the steps overlap with both commits.
+        """Half of what waits: the other half is for the other connection, so that steps go on during both commits.
 
-        A run that came by the seat goes first and by itself, and waits for none of the many beside it; at most every
-        second time, for there may be many of those too.
+        A run that came by the seat is committed first and alone, since somebody waits for its answer, and a batch takes
+        longer. That is done every second time at most: there may be many of those too.
         """
         if not self._was_alone:
             for number, item in enumerate(self._waiting):
@@ -155,7 +156,8 @@ class Flusher:
                 tries += 1
                 return await append(self._database, opened, self._me, writes)
             except UNACCEPTABLE as error:
-                # Cut off, an earlier try of ours may have gone on at the server and committed after we had asked.
+                # The entries are there: an earlier try that was cut off for us may have gone on at the server, and
+                # committed after we had asked whether it had. So ask once more.
                 if tries < 2 or asked_again or not isinstance(error, asyncpg.UniqueViolationError):
                     raise
                 asked_again = True

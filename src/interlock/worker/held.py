@@ -46,7 +46,7 @@ class HeldRun:
             seated=row["seated"],
         )
         self.journal: Journal
-        # The database's time when the run was claimed, and ours: between them they give the database's time now.
+        # The database's time at the claim, and our clock's then: with both, `now` can tell the database's time.
         self._zero: datetime = row["now"]
         self._since = time.monotonic()
         self.mail: bool = row["inbox"] > 0
@@ -60,9 +60,10 @@ class HeldRun:
         self.intents: list[Intent] = []
         self.seals: list[Seal] = []
         self.children: list[Child] = []
-        # What its row has counted. The journal may have more: of a worker that was lost.
+        # The cost that the run's row has counted so far. The journal may have more, written by a worker that was lost
+        # before it could give the run back.
         self.spent_before = float(row["cost_usd"])
-        # The last write that nobody waited for.
+        # The last write that the driver did not wait for: see `Teller`.
         self.told: asyncio.Future[Answer] | None = None
         self.traceparent: str | None = None
 
@@ -117,7 +118,8 @@ class HeldRun:
         return answer
 
     async def _told(self) -> None:
-        """What was told and cannot be stored is in the way of all that comes after it."""
+        """Wait for the write that nobody waited for. If it could not be stored, nothing after it can be either: that
+        would leave a gap in the numbers."""
         while (told := self.told) is not None:
             if told.done():
                 self.told = None
@@ -128,7 +130,8 @@ class HeldRun:
     # ------------------------------------------------------------ letting go
 
     async def let_go(self, leave: Leave, undeployed: str | None = None) -> bool:
-        """A run that others go on with stays in its lane, for what was begun there is for there; else it goes home."""
+        """A run that others go on with at once stays in its lane: the step that was begun there is for workers of that
+        lane. A run that waits or ended goes back to its own lane."""
         return await self._depart(leave, self.lease.side_id if leave.queue else self.row["job_id"], undeployed)
 
     async def yield_lease(self) -> bool:
@@ -144,7 +147,8 @@ class HeldRun:
     async def _depart(self, leave: Leave, lane: UUID | None, undeployed: str | None = None) -> bool:
         """Give the lease back with the last entries. If mail came meanwhile, the entries are kept and we go on."""
         if self.awaits:
-            # While the run is still ours: what it is to wait for may have come already.
+            # Saved while the run is still ours: the event that it is to wait for may have come already, and is mail
+            # then.
             await self.save()
             if self.mail:
                 return False

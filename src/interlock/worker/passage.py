@@ -21,7 +21,7 @@ from interlock.worker.settle import Settler
 
 
 class Passage:
-    """`hear` is told what models say while they speak."""
+    """`hear` is told what the run's models say, as they say it."""
 
     __slots__ = ("_hear", "_run", "_settler")
 
@@ -31,7 +31,7 @@ class Passage:
         self._hear = hear
 
     async def ready(self, folds: list[StepFold]) -> list[Call]:
-        """What does not get through is settled here."""
+        """The calls that may be performed. A step that gets no such call is settled, held or parked here."""
         calls = []
         for fold in folds:
             if fold.step.kind is StepKind.FLOW:
@@ -42,7 +42,7 @@ class Passage:
                 self._settler.begin(fold)
                 self._settler.settle_failure(fold, call)
             elif fold.step.kind is StepKind.MODEL:
-                calls.append(call)  # what it wants done is judged, call by call
+                calls.append(call)  # asking a model is not judged; what it wants done is, call by call
             elif call.action is None:
                 gate = self._run.worker.gate
                 if gate.lets_read(self._run.lease.tenant_id, call.tool.name) or await self._may_read(call):
@@ -52,7 +52,8 @@ class Passage:
         return calls
 
     async def attempt(self, calls: list[Call]) -> list[Call]:
-        """Save, and leave out the effects that have their answer already."""
+        """Save what was recorded, the intents among it. An effect that was done before is not done again: its step is
+        settled with that answer."""
         answer = await self._run.save()
         remaining = []
         for call in calls:
@@ -99,9 +100,9 @@ class Passage:
     async def _may_write(self, call: Call) -> bool:
         fold = call.fold
         if fold.status == StepState.RUNNING and fold.receipt_id is not None:
-            return True  # reclaimed: it was judged before its intent was declared
+            return True  # begun again after a crash: it was judged before its intent was declared
         if fold.status == StepState.RUNNING:
-            # Begun as what only reads: the tool was another then. As a write it comes to the gate like any other.
+            # It was begun when its tool only read, and the tool writes now. As a write it has to pass the gate.
             data = {"next_run_at": self._run.now()}
             self._run.journal.move_step(fold, StepEvent.RETRY, actor=self._run.actor, data=data)
             return False
@@ -116,7 +117,7 @@ class Passage:
         return passed is not None
 
     async def _may_read(self, call: Call) -> bool:
-        """Judged anew at every try. Nothing is declared before it: what let it through goes with the step's end."""
+        """Judged anew at every try. A read has no intent; the decision that let it through is kept with its end."""
         run = self._run
         if await run.worker.gate.needs_no_judge(run.lease.tenant_id, call.tool.name):
             return True
@@ -131,7 +132,7 @@ class Passage:
         return passed is not None
 
     async def _judged(self, fold: StepFold, action: ProposedAction) -> Pass | None:
-        """What is denied or held is taken down here."""
+        """None: it was denied or is held for people, and the step says so."""
         run = self._run
         verdict = await run.worker.gate.judge(run.row, fold, action, run.now())
         match verdict:
