@@ -102,11 +102,12 @@ class Client(_Connection):
         self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> Iterator[Run]:
         """All runs, newest first; `limit` is the size of a page."""
-        page = self.runs(status=status, workflow=workflow, limit=limit)
-        yield from page.items
-        while page.next_cursor:
-            page = self.runs(status=status, workflow=workflow, limit=limit, cursor=page.next_cursor)
+        cursor: str | None = None
+        while True:
+            page = self.runs(status=status, workflow=workflow, limit=limit, cursor=cursor)
             yield from page.items
+            if (cursor := page.next_cursor) is None:
+                return
 
     def follow(self, run_id: str, after: int = 0) -> Iterator[Event]:
         """The run's events after number `after`, as they happen, until the run ends; connections may break."""

@@ -17,13 +17,14 @@ from interlock.governance.policy import DEFAULT_POLICY
 from interlock.governance.policy_text import statements
 from interlock.governance.roles import Permission
 from interlock.journal import AskKind
-from interlock.lifecycle import ApprovalState
+from interlock.lifecycle import APPROVAL, ApprovalState
 from interlock.store.pool import Row, Tx
 
 router = APIRouter()
 
 # How many are shown of what they can decide and of what they cannot, and looked at in one go.
 _SHOWN, _OTHERS, _LOOKED_AT = 100, 20, 500
+_SHOWN_DECIDED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ async def inbox(request: Request, visit: Visit) -> Response:
     database, who = visit.services.database, visit.who
     mine, others = await _waiting(visit)
     waiting = await database.value("count_open", who.tenant_id, who.workspace_id)
-    decided = await database.fetch("decided_lately", database.clock(), who.tenant_id, who.workspace_id, 10)
+    decided = await database.fetch(
+        "decided_lately", database.clock(), who.tenant_id, who.workspace_id, _SHOWN_DECIDED, list(APPROVAL.terminal)
+    )
     cards, rest = await cards_of(visit, mine[:_SHOWN]), await cards_of(visit, others)
     return await render(
         request, visit, "inbox.html", cards=cards, others=rest, more=waiting - len(cards) - len(rest),

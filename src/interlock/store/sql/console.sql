@@ -44,8 +44,9 @@ SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
  LIMIT $4;
 
 -- name: decided_lately
+-- The last ones of each state in which an approval has ended ($5), so that an index serves each of them.
 SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
-  FROM unnest(ARRAY['approved', 'rejected', 'expired', 'canceled']) AS ended (status)
+  FROM unnest($5::text[]) AS ended (status)
  CROSS JOIN LATERAL (
    SELECT * FROM approval WHERE tenant_id = $2 AND approval.status = ended.status ORDER BY id DESC LIMIT $4
  ) AS approval
@@ -53,6 +54,8 @@ SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
  WHERE $3::text IS NULL OR run.workspace_id = $3
  ORDER BY approval.resolved_at DESC
  LIMIT $4;
+
+-- A pulse changes when what a page shows changes, and is quick to ask for: the page is drawn anew when it did.
 
 -- name: pulse_of_inbox
 SELECT md5(string_agg(concat_ws(' ', id, digest, escalated_at, votes), ',' ORDER BY id)) FROM (
@@ -63,11 +66,17 @@ SELECT md5(string_agg(concat_ws(' ', id, digest, escalated_at, votes), ',' ORDER
 ) AS open;
 
 -- name: pulse_of_runs
-SELECT md5(concat_ws(' ', (SELECT max(id::text) FROM (SELECT id FROM run WHERE tenant_id = $1 ORDER BY id DESC LIMIT 1) AS last),
-                     (SELECT string_agg(counted.status || counted.runs, ' ')
-                        FROM (SELECT status, (SELECT count(*) FROM (
-                                SELECT FROM run WHERE run.tenant_id = $1 AND run.status = states.status LIMIT 1000
-                              ) AS few) AS runs FROM unnest($2::text[]) AS states (status)) AS counted)));
+WITH newest AS (
+  SELECT id FROM run WHERE tenant_id = $1 ORDER BY id DESC LIMIT 1
+), counted AS (
+  SELECT states.status, (
+           SELECT count(*) FROM (
+             SELECT FROM run WHERE run.tenant_id = $1 AND run.status = states.status LIMIT 1000
+           ) AS few
+         ) AS runs
+    FROM unnest($2::text[]) AS states (status)
+)
+SELECT md5(concat_ws(' ', (SELECT id FROM newest), (SELECT string_agg(status || runs, ' ') FROM counted)));
 
 -- name: count_runs_by_state
 -- Up to a thousand of each: beyond that people want to know that there are many.
@@ -82,8 +91,8 @@ SELECT states.status, (
 
 -- name: pulse_of_run
 -- The row of a run stands still while its worker appends; the journal does not.
-SELECT (SELECT seq FROM entry WHERE entry.run_id = run.id ORDER BY seq DESC LIMIT 1) AS seq, (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id
-              WHERE approval.run_id = run.id) AS asked
+SELECT (SELECT seq FROM entry WHERE entry.run_id = run.id ORDER BY seq DESC LIMIT 1) AS seq,
+       (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id WHERE approval.run_id = run.id) AS asked
   FROM run WHERE id = $1;
 
 -- name: find_runs
