@@ -64,6 +64,15 @@ async def test_a_key_is_shown_once_listed_without_its_secret_and_can_be_revoked(
     ].replace("Z", "+00:00")
 
 
+async def test_a_name_with_a_colon_is_shown_whole(rig: Rig, http: httpx2.AsyncClient) -> None:
+    made = (await http.post("/api/keys", json={"name": "ops:ann", "role": "admin"})).json()
+    ann = rig.http(made["key"])
+    assert (await ann.put("/api/secrets/token", json={"value": "s3cret"})).json()["created_by"] == "ops:ann"
+    sent = await ann.post("/api/events", json={"type": "t.came", "correlation": "c"})
+    listed = (await ann.get("/api/events")).json()["items"]
+    assert (sent.status_code, [event["sent_by"] for event in listed]) == (202, ["ops:ann"])
+
+
 async def test_a_key_cannot_revoke_itself(rig: Rig, http: httpx2.AsyncClient) -> None:
     assert problem(await http.delete(f"/api/keys/{rig.admin.key_id}"), 409).code == "KEY_IN_USE"
     assert (await http.get("/api/keys")).status_code == 200

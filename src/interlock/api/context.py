@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from interlock.engine.principal import initiator_of
+from interlock.engine.principal import initiator_of, name_of
 from interlock.journal import EntryType
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row
@@ -14,7 +14,7 @@ _TOLD = ("initiator", "user", "metadata", "external_event")
 def context_of(row: Row, data: dict[str, Any]) -> dict[str, Any]:
     actor: str = row["actor"]
     initiator = initiator_of(actor)
-    somebody = actor.rpartition(":")[0] if initiator is Initiator.USER else None
+    somebody = name_of(actor) if initiator is Initiator.USER else None
     context: dict[str, Any] = {"initiator": initiator, "user": somebody}
     match row["type"]:
         case EntryType.RUN_CREATED:

@@ -9,7 +9,7 @@ import orjson
 from interlock.api.context import context_of
 from interlock.engine.approvals import barred
 from interlock.engine.jobs import Standing
-from interlock.engine.principal import DEFAULT_TENANT, Principal
+from interlock.engine.principal import DEFAULT_TENANT, Principal, name_of
 from interlock.engine.runs import NewRun
 from interlock.flows import Flow
 from interlock.ids import within
@@ -79,7 +79,7 @@ def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:
 
 def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
     """How a run came to be. One that somebody asked for has their name by itself."""
-    somebody = {"initiator": Initiator.USER, "user": requested_by.rpartition(":")[0]}
+    somebody = {"initiator": Initiator.USER, "user": name_of(requested_by)}
     return somebody | {"metadata": {}, "external_event": None} | trigger
 
 
@@ -141,7 +141,7 @@ def outside_event_view(row: Row) -> dict[str, Any]:
     return {column: row[column] for column in columns} | {
         "payload": _json(row["payload"]),
         "step_key": row["step"],
-        "sent_by": row["sent_by"].partition(":")[0],
+        "sent_by": name_of(row["sent_by"]),
     }
 
 
@@ -172,12 +172,12 @@ def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
             "reason": row["reason"] or ("the workflow asks for it here" if row["kind"] == "gate" else None),
             "policy_digest": row["policy_digest"],
         },
-        "requested_by": row["requested_by"].rpartition(":")[0],
+        "requested_by": name_of(row["requested_by"]),
         "reason_required": row["reason_required"],
         "approvers": list(row["approvers"]),
         "receipt_id": row["receipt_id"],
         "votes": [
-            {"by": v["voter"].rpartition(":")[0], "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
+            {"by": name_of(v["voter"]), "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
             for v in counted
         ],
         "barred": barred(row, counted, who, approves=True) if is_open else None,
@@ -193,14 +193,14 @@ def session_view(row: Row) -> dict[str, Any]:
     return {column: row[column] for column in columns} | {
         "status": "busy" if row["run_id"] or row["waiting"] else "idle",
         "cost_usd": float(row["cost_usd"]),
-        "created_by": row["created_by"].rpartition(":")[0],
+        "created_by": name_of(row["created_by"]),
     }
 
 
 def message_view(row: Row) -> dict[str, Any]:
     result = _json(row["result"])
     return {column: row[column] for column in ("id", "number", "content", "run_id", "reason")} | {
-        "by": row["sent_by"].rpartition(":")[0],
+        "by": name_of(row["sent_by"]),
         "at": row["sent_at"],
         "status": row["status"] or "queued",
         "answer": result.get("text") if isinstance(result, dict) else None,
@@ -252,7 +252,7 @@ def usage_view(row: Row) -> dict[str, Any]:
 def secret_view(row: Row) -> dict[str, Any]:
     """Everything but the value."""
     return {column: row[column] for column in ("name", "version", "created_at")} | {
-        "created_by": row["created_by"].partition(":")[0]
+        "created_by": name_of(row["created_by"])
     }
 
 
@@ -299,7 +299,7 @@ _JOB_COLUMNS = (
 
 def job_view(row: Row, standing: Standing, now: datetime, history: list[Row] | None = None) -> dict[str, Any]:
     view = {column: row[column] for column in _JOB_COLUMNS}
-    view["requested_by"] = row["requested_by"].rpartition(":")[0]
+    view["requested_by"] = name_of(row["requested_by"])
     view["progress"] = progress_view(row, standing, now)
     view["workers"] = [{"id": worker["id"], "name": worker["name"]} for worker in standing.workers]
     return view if history is None else view | {"state_history": state_history(history)}
@@ -378,5 +378,5 @@ def grant_view(row: Row) -> dict[str, Any]:
     columns = ("id", "tool", "tier", "reason", "workspace_id", "created_at", "expires_at", "revoked_at", "uses")
     return {column: row[column] for column in columns} | {
         "arguments": _json(row["arguments"]),
-        "created_by": row["created_by"].partition(":")[0],
+        "created_by": name_of(row["created_by"]),
     }

@@ -59,6 +59,11 @@ class Principal:
             )
 
 
+def name_of(actor: str) -> str:
+    """The name in what journals and votes have: see `Principal.actor`. It may have colons of its own."""
+    return actor.rpartition(":")[0]
+
+
 # What acts by itself stands in journals with one of these names before its own; no key can be called so.
 OURS = ("system", "worker", "run")
 _SYSTEM = {

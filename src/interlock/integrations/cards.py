@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from interlock.engine.mrkdwn import code, cut, escape, moment
+from interlock.engine.principal import name_of
 from interlock.journal import AskKind
 from interlock.lifecycle import ApprovalState, Tier
 from interlock.store.pool import Row
@@ -144,7 +145,7 @@ def _buttons(approval: Row) -> list[Block]:
 
 
 def _name(actor: str) -> str:
-    return actor.partition(":")[0] if not actor.startswith("system:") else actor
+    return name_of(actor) if not actor.startswith("system:") else actor
 
 
 def _plain(text: str, most: int = 300) -> Block:
