@@ -66,7 +66,7 @@ async def create_key(body: NewKey, request: Request, found: Svc, who: Who) -> Re
     """A key of this tenant; its secret is shown this once."""
     who.require(Permission.ADMINISTER)
     workspace_id = body.workspace_id or who.workspace_id
-    if who.workspace_id not in (None, workspace_id):
+    if not who.reaches(workspace_id):
         raise Forbidden(f"a key of workspace {who.workspace_id} makes keys of that workspace only")
 
     async def work(tx: Tx) -> Answer:

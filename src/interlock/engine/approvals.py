@@ -196,7 +196,7 @@ async def resolve_doubt(
     """
     receipt = await tx.row("get_receipt", principal.tenant_id, receipt_id)
     run = await tx.row("get_run", principal.tenant_id, receipt["run_id"]) if receipt else None
-    if receipt is None or run is None or principal.workspace_id not in (None, run["workspace_id"]):
+    if receipt is None or run is None or not principal.reaches(run["workspace_id"]):
         raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
     if receipt["status"] != ReceiptState.IN_DOUBT:
         metrics.refused.labels("receipt", receipt["status"], _FOUND_OUT[outcome]).inc()
@@ -294,7 +294,7 @@ async def get(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row
     row = await tx.row("get_approval", principal.tenant_id, approval_id)
     if row is not None and principal.workspace_id is not None:
         run = await tx.row("get_run", principal.tenant_id, row["run_id"])
-        if run is None or run["workspace_id"] != principal.workspace_id:
+        if run is None or not principal.reaches(run["workspace_id"]):
             row = None
     if row is None:
         raise NotFound(f"no approval {approval_id}", code="APPROVAL_NOT_FOUND")

@@ -26,7 +26,7 @@ class NewEvent:
 async def send(tx: Tx, database: Database, plans: Plans, principal: Principal, new: NewEvent) -> Row:
     """The event as it is kept. Had a step waited for it, that step has it now, in the same transaction."""
     if known := await tx.row("get_event", principal.tenant_id, new.id):
-        if principal.workspace_id not in (None, known["workspace_id"]):
+        if not principal.reaches(known["workspace_id"]):
             raise Conflict(
                 f"an event of another workspace is called {new.id}; give yours another id", code="EVENT_EXISTS"
             )

@@ -119,10 +119,8 @@ async def get(tx: Tx | Database, principal: Principal, job_id: UUID) -> Row:
 
 
 def _visible(row: Row | None, principal: Principal, job_id: UUID) -> Row:
-    foreign = row is None or row["tenant_id"] != principal.tenant_id
-    if foreign or principal.workspace_id not in (None, row["workspace_id"] if row else None):
+    if row is None or row["tenant_id"] != principal.tenant_id or not principal.reaches(row["workspace_id"]):
         raise NotFound(f"no job {job_id}", code="JOB_NOT_FOUND")
-    assert row is not None
     return row
 
 

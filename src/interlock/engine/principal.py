@@ -38,6 +38,10 @@ class Principal:
         """Of the installation: whatever its role allows it may do for all tenants, to workers, channels and caps."""
         return self.tenant == DEFAULT_TENANT and self.workspace_id is None
 
+    def reaches(self, workspace_id: str | None) -> bool:
+        """Whether what is of this workspace is there for the key: a key of no workspace reaches all of its tenant."""
+        return self.workspace_id in (None, workspace_id)
+
     def within(self, workspace_id: str | None) -> "Principal":
         """The same person at something of this workspace: what comes of it is there too, whatever their key's reach."""
         return replace(self, workspace_id=workspace_id)

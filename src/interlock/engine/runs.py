@@ -210,7 +210,7 @@ async def get_to_show(
 
 
 def _visible(row: Row | None, principal: Principal, run_id: UUID) -> Row:
-    if row is None or (principal.workspace_id is not None and row["workspace_id"] != principal.workspace_id):
+    if row is None or not principal.reaches(row["workspace_id"]):
         raise NotFound(f"no run {run_id}", code="RUN_NOT_FOUND")
     return row
 

@@ -82,7 +82,7 @@ async def create(
 
 async def get(tx: Tx | Database, principal: Principal, session_id: UUID) -> Row:
     row = await tx.row("get_session", principal.tenant_id, session_id)
-    if row is None or principal.workspace_id not in (None, row["workspace_id"]):
+    if row is None or not principal.reaches(row["workspace_id"]):
         raise NotFound(f"no session {session_id}", code="SESSION_NOT_FOUND")
     return row
 

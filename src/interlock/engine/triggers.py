@@ -51,7 +51,7 @@ async def check(database: Database, plans: Plans, principal: Principal, trigger:
 
 async def apply(tx: Tx, database: Database, principal: Principal, trigger: Trigger) -> Row:
     before = await tx.row("trigger_named", principal.tenant_id, trigger.name, None)
-    if before is not None and principal.workspace_id not in (None, before["workspace_id"]):
+    if before is not None and not principal.reaches(before["workspace_id"]):
         raise Conflict(f"the name {trigger.name} is taken in another workspace", code="TRIGGER_EXISTS")
     try:
         row = await tx.row(
