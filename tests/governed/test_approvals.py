@@ -9,6 +9,7 @@ import pytest
 from tests.governed.conftest import Person, Shop
 from tests.rig import Hold, Rig
 
+from interlock.errors import Retryable
 from interlock.lifecycle import Tier
 from interlock.tools import Context
 
@@ -130,8 +131,6 @@ async def test_nobody_can_decide_after_the_time_is_over_swept_or_not(stocked: Sh
 
 
 async def test_an_approval_is_used_once_also_when_its_action_takes_several_tries(shop: Shop, rig: Rig) -> None:
-    from interlock.errors import Retryable
-
     keys: list[str] = []
 
     @rig.tool("shop.flaky", writes=True, risk="med")
@@ -332,6 +331,34 @@ async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop
     assert (await shop.ended(run_id))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
     assert len(await rig.sql("SELECT * FROM consumption")) == 1
+
+
+async def test_a_run_that_is_held_at_a_second_try_waits_for_people_and_for_no_clock(shop: Shop, rig: Rig) -> None:
+    """Who only folds its journal, to take down one vote of two, must see what the worker saw that held it."""
+    tries: list[int] = []
+
+    @rig.tool("shop.mail", writes=True, risk="med")
+    async def mail(ctx: Context) -> None:
+        tries.append(ctx.attempt)
+        if len(tries) == 1:
+            raise Retryable("busy")
+
+    assert (await shop.admin.publish('@id("all") permit (principal, action, resource);'))[0] == 200
+    await rig.apply("name: m\nsteps:\n  - {id: a, tool: shop.mail, retry: {max_attempts: 3, base_delay: 60s}}")
+    run_id = await shop.start(shop.admin, "m")
+    async with rig.worker():
+        await rig.until_journal(run_id, "a: running -retry-> pending")
+    assert (await shop.admin.publish(MAIL_POLICY.format(more='@two_person("true")')))[0] == 200
+    rig.clock.advance(3600)
+    await rig.sweep()
+    question = await shop.held(run_id)
+
+    assert (await (await shop.person("one")).approve(question["id"]))[1]["status"] == "requested"
+    await rig.sweep()
+    [row] = await rig.sql("SELECT status, wake_at FROM run WHERE id = $1", run_id)
+    assert tuple(row) == ("waiting_approval", None)
+    assert (await (await shop.person("two")).approve(question["id"]))[1]["status"] == "approved"
+    assert ((await shop.ended(run_id))["status"], tries) == ("succeeded", [1, 2])
 
 
 async def _asked_again(shop: Shop, run_id: UUID) -> list[str | None]:

@@ -211,7 +211,7 @@ class Player:
             case "retry" if fold.failures + 1 < fold.step.retry.max_attempts:
                 later = self.now + timedelta(seconds=fold.step.retry.delay(fold.failures + 1, self.dice.random()))
                 self.journal.move_step(fold, StepEvent.RETRY, actor="worker:w", data=error | {"next_run_at": later})
-            case "hold" if fold.step.undoes is not None and fold.approval_id is None:
+            case "hold" if fold.approval_id is None:
                 about: dict[str, Any] = {"tier": Tier.LOW, "two_person": False, "expires_in": 60.0, "summary": ""}
                 ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, **about, action={}, digest="d")
             case "reclaim" if fold.reclaims < 3:

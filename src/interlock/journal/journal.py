@@ -301,6 +301,8 @@ class Journal:
         fold.attempt = entry.attempt or fold.attempt
         if entry.at is not None:
             _fold_start(fold, entry, before, data)
+        # Whatever else becomes of a step that waits for its next try, it waits for that no longer.
+        fold.next_run_at = None
         if (change := _FOLDED_BY.get(entry.event)) is not None:
             change(fold, data)
         if data:
@@ -310,7 +312,6 @@ class Journal:
 
     def _settle(self, fold: StepFold, entry: Entry, data: dict[str, Any]) -> None:
         fold.completed_at = entry.at
-        fold.next_run_at = None
         fold.output = entry.output
         if fold.step.undoes is not None:
             return
