@@ -361,6 +361,31 @@ async def test_a_run_that_is_held_at_a_second_try_waits_for_people_and_for_no_cl
     assert ((await shop.ended(run_id))["status"], tries) == ("succeeded", [1, 2])
 
 
+async def test_an_approved_action_that_was_tried_and_did_not_happen_is_asked_about_as_what_it_is(
+    shop: Shop, rig: Rig
+) -> None:
+    @rig.tool("shop.mail", writes=True, risk="med")
+    async def mail() -> None:
+        shop.done.append("mail")
+        if len(shop.done) == 1:
+            raise ConnectionResetError
+
+    await rig.apply("name: m\nsteps: [{id: a, tool: shop.mail}]")
+    one = await shop.person("one")
+    run_id = await shop.start(shop.admin, "m")
+    question = await shop.held(run_id)
+    assert (await one.approve(question["id"]))[0] == 200
+    doubt = await shop.held(run_id)
+    status, body = await one.post(f"/api/receipts/{doubt['receipt_id']}/resolve", {"outcome": "did_not_happen"})
+    assert status == 200, body
+    again = await shop.held(run_id)
+    assert (again["kind"], again["action"]["digest"]) == ("action", question["action"]["digest"])
+    assert again["rationale"]["reason"].endswith("asked again: it was tried and did not happen, and a yes is used once")
+    assert await _asked_again(shop, run_id) == [None, None, "already_consumed"]
+    assert (await one.approve(again["id"]))[0] == 200
+    assert ((await shop.ended(run_id))["status"], shop.done) == ("succeeded", ["mail", "mail"])
+
+
 async def _asked_again(shop: Shop, run_id: UUID) -> list[str | None]:
     """Of each time that people were asked: why once more."""
     events = await shop.admin.get(f"/api/runs/{run_id}/events")

@@ -32,6 +32,7 @@ class Again(Term):
     ACTION = "action_digest_mismatch", "it is another action than the one that was approved"
     POLICY = "policy_version_mismatch", "the policy was changed after it was approved"
     DEMAND = "more_is_asked", "more is asked of approvers than when it was approved"
+    TRIED = "already_consumed", "it was tried and did not happen, and a yes is used once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ def _why_again(fold: StepFold, action: ProposedAction, decision: Decision) -> Ag
 
     Anything else is a new question. More is asked under the same policy if the tool's risk was raised, or by the hour.
     """
+    if fold.allowed_digest == fold.receipt_id:
+        return Again.TRIED  # what people were asked last, and answered, is what became of it
     if fold.allowed_digest != action.digest:
         return Again.ACTION
     if fold.allowed_policy != decision.policy_digest:
