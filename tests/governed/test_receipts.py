@@ -384,14 +384,23 @@ async def test_a_plain_function_that_asks_the_system_holds_up_nobody(shop: Shop,
     assert (run["status"], run["result"]) == ("succeeded", {"id": "p_9"}), run["error"]
 
 
-async def test_a_system_that_does_not_know_either_leaves_it_to_people(shop: Shop, rig: Rig) -> None:
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain function"])
+@pytest.mark.parametrize("error", [ConnectionError, StopIteration, SystemExit, asyncio.CancelledError])
+async def test_a_system_that_does_not_know_either_leaves_it_to_people(
+    error: type[BaseException], plain: bool, shop: Shop, rig: Rig
+) -> None:
+    """Say, `next(each for each in payments if …)` found none. It ends neither its worker nor the wait for it."""
+
+    def ask(ctx: Context, amount: int, to: str) -> Happened:
+        raise error
+
     async def reconcile(ctx: Context, amount: int, to: str) -> Happened:
-        raise ConnectionError
+        raise error
 
     async def body(calls: int) -> None:
         raise ConnectionResetError
 
-    bank(shop, body, reconcile=reconcile)
+    bank(shop, body, reconcile=ask if plain else reconcile)
     await rig.apply(PAY)
     question = await shop.held(await shop.start(shop.admin, "pay", amount=5, to="ada"))
     assert (question["kind"], len(shop.done)) == ("in_doubt", 1)

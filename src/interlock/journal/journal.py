@@ -422,7 +422,6 @@ def _fold_release(fold: StepFold, data: dict[str, Any]) -> None:
 
 
 def _fold_claim(fold: StepFold, data: dict[str, Any]) -> None:
-    fold.next_run_at = None
     fold.receipt_id = data.get("receipt_id")
     fold.declared_digest = data.get("digest")
     fold.idempotent = data.get("idempotent", fold.receipt_id is None)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from contextvars import copy_context
 from functools import partial
 from inspect import iscoroutinefunction
 from uuid import UUID
@@ -13,12 +12,13 @@ from interlock.journal import AskKind, EntryType, StepFold, ask
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
 from interlock.store.pool import Row
 from interlock.telemetry import scrubbed_lines
-from interlock.tools import DidNotHappen, Happened
+from interlock.tools import Canceled, DidNotHappen, Happened
 from interlock.worker.call import Call, Workshop
-from interlock.worker.executor import fill, finish
+from interlock.worker.executor import fill, finish, told_to_stop
 from interlock.worker.held import HeldRun
 from interlock.worker.passage import Passage
 from interlock.worker.settle import Settler
+from interlock.worker.threads import ask_in_thread
 
 _CUT_OFF = "the worker was lost or the call was cut off"
 _RECONCILE_SECONDS = 60.0
@@ -89,9 +89,11 @@ async def reconcile(shop: Workshop, call: Call) -> Happened | DidNotHappen | Non
             with scrubbed_lines(call.context.scrub):
                 # A plain function runs in a thread: while it waits for the other system, the other runs go on.
                 plain = not iscoroutinefunction(call.tool.reconcile)
-                answer = await asyncio.wrap_future(shop.threads.submit(copy_context().run, ask)) if plain else ask()
+                answer = await ask_in_thread(shop, call.tool, ask) if plain else ask()
                 answer = await answer if asyncio.iscoroutine(answer) else answer
-    except Exception as error:
+    except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
+        if isinstance(error, asyncio.CancelledError) and told_to_stop():
+            raise
         call.context.log.warning("reconcile_failed", error=str(error))
         return None
     return answer if isinstance(answer, (Happened, DidNotHappen)) else None

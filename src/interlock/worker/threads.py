@@ -1,7 +1,9 @@
 """Tools that are plain functions: each call runs in a thread, which can be told to stop but not made to."""
 
 import asyncio
+from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -44,10 +46,19 @@ def _call(tool: Tool, args: tuple[Any, ...], arguments: dict[str, Any], token: E
     # A thread may take the call up at the very moment at which it is told to stop.
     if token.is_set():
         raise _not_begun(tool)
+    return _without_stop(partial(tool.function, *args, **arguments), tool)
+
+
+async def ask_in_thread(shop: Workshop, tool: Tool, ask: Callable[[], Any]) -> Any:
+    """Something else that a tool's author wrote as a plain function."""
+    return await asyncio.wrap_future(shop.threads.submit(copy_context().run, _without_stop, ask, tool))
+
+
+def _without_stop(work: Callable[[], Any], tool: Tool) -> Any:
+    """A future takes any exception but StopIteration: it would never be done."""
     try:
-        return tool.function(*args, **arguments)
+        return work()
     except StopIteration as error:
-        # A future takes any exception but this one: it would never be done.
         raise RuntimeError(f"{tool.name} raised StopIteration") from error
 
 
