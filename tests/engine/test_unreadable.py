@@ -171,6 +171,21 @@ async def test_a_schedule_of_it_goes_on_and_its_runs_say_why_they_fail(rig: Rig)
     assert (await rig.work_until(run_id))["error"]["message"].startswith(WHY)
 
 
+@pytest.mark.parametrize(("caps", "room"), [("{max_concurrency: 1}", 1), ("{}", 3)])
+async def test_its_workflows_cap_holds_though_whoever_starts_it_cannot_read_that_it_has_one(
+    rig: Rig, caps: str, room: int
+) -> None:
+    """Others may be able to read it, and would do all of them at once."""
+    await rig.apply(LIST.replace("steps", f"caps: {caps}, steps"))
+    body = {"name": "often", "cron": "* * * * *", "workflow": "list", "missed": "all"}
+    assert (await rig.http().post("/api/schedules", json=body)).status_code == 201
+    await spoil(rig, "list")
+    rig.clock.advance(181)
+    assert await schedules.start_due(rig.database, rig.plans) == 3
+    assert len(await rig.sql("SELECT FROM ready")) == room
+    assert len(await rig.sql("SELECT FROM held_back")) == 3 - room
+
+
 async def test_who_asks_for_it_is_told_that_it_cannot_be_read(rig: Rig) -> None:
     await rig.apply(LIST)
     await spoil(rig, "list")

@@ -87,8 +87,8 @@ def _read(row: Row) -> Plan:
 
 
 def unread(name: str) -> Plan:
-    """One whose steps are not known here."""
-    return Plan(name, "", OnReject.FAIL, None, (), {}, "", flow="")
+    """One whose steps are not known here. Nor is whether it has a cap: as if it had one, the database looks."""
+    return Plan(name, "", OnReject.FAIL, None, (), {}, "", max_concurrency=1, flow="")
 
 
 class Plans:
