@@ -149,6 +149,33 @@ async def test_a_process_that_got_the_number_of_a_killed_server_is_not_taken_for
         somebody.wait()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are asked in /proc")
+@pytest.mark.parametrize(
+    ("serves", "is_another"), [("ours", False), ("theirs", True), ("closed", True), ("gone", False)]
+)
+def test_another_postgresql_is_another_also_where_we_may_not_look(
+    base: Path, monkeypatch: pytest.MonkeyPatch, serves: str, is_another: bool
+) -> None:
+    for name in ("ours", "theirs", "closed"):
+        (base / name).mkdir()
+    look = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if Path(path) == base / "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    code = "import time; print(flush=True); time.sleep(60)"
+    server = ["postgres", "-c", code, "-D", str(base / serves)]
+    with subprocess.Popen(server, executable=sys.executable, stdout=subprocess.PIPE) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline()
+            assert embedded._is_another(running.pid, base / "ours") is is_another
+        finally:
+            running.kill()
+
+
 async def _killed_and_revived(base: Path, number_goes_to: int | None = None) -> None:
     joined = await asyncio.to_thread(embedded.start, base)
     try:

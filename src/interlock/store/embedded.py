@@ -141,7 +141,16 @@ def _is_another(pid: int, data: Path) -> bool:
     if not Path(program).name.startswith("postgres"):
         return True
     served = [Path(value) for option, value in itertools.pairwise(args) if option == "-D"]
-    return any(place.exists() and not place.samefile(data) for place in served)
+    return any(_is_elsewhere(place, data) for place in served)
+
+
+def _is_elsewhere(place: Path, data: Path) -> bool:
+    try:
+        return not place.samefile(data)
+    except FileNotFoundError:
+        return False  # who knows what it was called there
+    except PermissionError:
+        return True  # ours is open to us
 
 
 # A number that no process has.
