@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -174,6 +175,21 @@ def test_another_postgresql_is_another_also_where_we_may_not_look(
             assert embedded._is_another(running.pid, base / "ours") is is_another
         finally:
             running.kill()
+
+
+def test_whose_number_it_was_is_not_lost_though_the_disk_is_full(base: Path) -> None:
+    lock, somebody = base / "postmaster.pid", os.getpid()
+    lock.write_text(f"{somebody}\n{base}\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            embedded._disown(lock, base)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert lock.read_text() == f"{somebody}\n{base}\n"
+    embedded._disown(lock, base)
+    assert lock.read_text() == f"{embedded._NOBODY}\n{base}\n"
 
 
 async def _killed_and_revived(base: Path, number_goes_to: int | None = None) -> None:

@@ -162,7 +162,11 @@ def _disown(lock: Path, data: Path) -> None:
     server finds out whether processes of the killed one still use its memory.
     """
     if (pid := _pid_in(lock)) is not None and _is_there(pid) and _is_another(pid, data):
-        lock.write_text(lock.read_text().replace(str(pid), str(_NOBODY), 1))
+        with lock.open("r+") as file:
+            # In place, and never shorter: on an empty file, left by us on a full disk, it would not start at all.
+            text = file.read().replace(str(pid), str(_NOBODY), 1)
+            file.seek(0)
+            file.write(text)
 
 
 def _ensure_running(data: Path) -> Embedded:
