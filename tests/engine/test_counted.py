@@ -7,6 +7,7 @@ import structlog
 from tests.rig import Rig
 
 from interlock.engine.leases import reclaim_lost
+from interlock.errors import Retryable
 from interlock.telemetry import detail, metrics
 
 GATED = """
@@ -49,6 +50,22 @@ async def test_a_run_that_a_timer_wakes_is_counted_as_resumed(rig: Rig) -> None:
     rig.clock.advance(41)
     await rig.sweep()
     assert moved("run", "waiting_external", "running") == before + 1
+
+
+async def test_one_that_a_timer_only_brings_to_its_next_try_has_not_moved(rig: Rig) -> None:
+    @rig.tool("t.busy")
+    async def busy() -> None:
+        raise Retryable("busy")
+
+    await rig.apply("{name: busy, steps: [{id: a, tool: t.busy, retry: {max_attempts: 2, base_delay: 40s}}]}")
+    run_id = await rig.start("busy")
+    async with rig.worker():
+        await rig.until_journal(run_id, "a: running -retry-> pending")
+    before = moved("run", "running", "running")
+    rig.clock.advance(3600)
+    await rig.sweep()
+    assert await rig.sql("SELECT FROM ready")
+    assert moved("run", "running", "running") == before
 
 
 async def test_a_question_that_ends_with_its_run_is_counted_and_how_long_it_was_open(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from tests.supervised.conftest import until
 
 from interlock.engine import jobs, leases, schedules
 from interlock.engine.jobs import NewJob
+from interlock.engine.outside import give_up
 from interlock.ids import uuid7
 from interlock.worker import drive
 
@@ -106,6 +107,17 @@ async def test_what_is_said_to_it_while_it_waits_brings_it_to_its_end(rig: Rig, 
     assert not await rig.sql("SELECT FROM inbox")
 
 
+async def test_an_event_that_it_waits_for_brings_it_to_its_end_too(rig: Rig) -> None:
+    await rig.apply("{name: waiting, steps: [{id: w, wait: {event: paid, correlation: '1'}}]}")
+    run_id = await rig.start("waiting")
+    await spoil(rig, "waiting")
+    answer = await rig.http().post("/api/events", json={"id": "e1", "type": "paid", "correlation": "1"})
+    assert answer.status_code == 202, answer.text
+    assert (await rig.journal(run_id))[-1] == "run: waiting_external -resume-> running"
+    run = await rig.work_until(run_id)
+    assert (run["status"], run["reason"]) == ("failed", "resume_failed")
+
+
 async def test_one_that_was_never_begun_is_canceled_too(rig: Rig) -> None:
     await rig.apply(LIST)
     run_id = await rig.start("list")
@@ -127,6 +139,61 @@ async def test_its_parent_is_told(rig: Rig) -> None:
     async with rig.worker():
         run = await rig.until(parent)
     assert (run["status"], run["error"]["type"]) == ("failed", "ChildFailed")
+
+
+async def test_its_children_are_stopped(rig: Rig) -> None:
+    await rig.apply(GATED)
+    await rig.apply("{name: parent, steps: [{id: c, flow: gated}]}")
+    parent = await rig.start("parent")
+    async with rig.worker():
+        await rig.until(parent, "waiting_external")
+        (child,) = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", parent)
+        await rig.until(child["id"], "waiting_approval")
+    await spoil(rig, "parent")
+    await rig.cancel(parent)
+    async with rig.worker():
+        assert (await rig.until(parent))["reason"] == "resume_failed"
+        assert (await rig.until(child["id"]))["reason"] == "canceled_by_parent"
+
+
+async def test_who_gives_it_up_changes_nothing_if_another_holds_it_by_then(rig: Rig) -> None:
+    await rig.apply(LIST)
+    run_id = await rig.start("list")
+    await spoil(rig, "list")
+    _, [row] = await rig.claim_by_hand()
+    await rig.database.command(lambda tx: give_up(tx, rig.database, row, "worker:other", "it cannot be read"))
+    [run] = await rig.sql("SELECT status, lease_worker IS NOT NULL AS held FROM run WHERE id = $1", run_id)
+    assert tuple(run) == ("running", True)
+    assert (await rig.journal(run_id))[-1] == "run: pending -start-> running"
+
+
+async def test_a_run_that_is_handed_back_keeps_its_place_under_the_cap(rig: Rig) -> None:
+    await rig.apply(LIST.replace("steps", "caps: {max_concurrency: 1}, steps"))
+    first, _ = [await rig.start("list") for _ in range(2)]
+    me, [row] = await rig.claim_by_hand()
+    await leases.hand_back(rig.database, me, row["id"], row["lease_token"])
+    await rig.sweep()
+    assert [tuple(r) for r in await rig.sql("SELECT run_id, workflow FROM ready")] == [(first, "list")]
+    assert len(await rig.sql("SELECT FROM held_back")) == 1
+
+
+async def test_who_hands_it_back_too_late_takes_it_from_nobody(rig: Rig) -> None:
+    """It was given away while its holder waited for the lane: what they saw of it before is not so any more."""
+    await rig.apply(LIST)
+    run_id = await rig.start("list")
+    me, [row] = await rig.claim_by_hand()
+    async with rig.database.connection() as connection, connection.transaction():
+        await connection.execute("SELECT FROM lane FOR UPDATE")
+        late = asyncio.create_task(leases.hand_back(rig.database, me, row["id"], row["lease_token"]))
+        waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        while not late.done() and not await rig.sql(waits):
+            pass
+        await connection.execute("UPDATE run SET lease_token = lease_token + 1 WHERE id = $1", run_id)
+    await late
+    [run] = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+    assert run["lease_worker"] == me.id
+    assert not await rig.sql("SELECT FROM ready")
+    assert [lane["in_flight"] for lane in await rig.sql("SELECT in_flight FROM lane")] == [1]
 
 
 async def test_a_step_that_would_start_it_fails(rig: Rig) -> None:

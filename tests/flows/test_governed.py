@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from interlock import Context, FlowContext, Rejected, Secret
+from interlock.errors import Terminal
 from interlock.governance import evidence
 from tests.governed.conftest import Shop, shop  # noqa: F401
 from tests.rig import Rig
@@ -125,6 +126,44 @@ async def test_a_retry_does_not_repeat_what_happened_though_its_step_did_not_suc
     run = await shop.ended(UUID(again["id"]))
     known = None if ending == "too large" else {"id": "s1"}
     assert (run["status"], run["result"], shop.done) == ("succeeded", [known], ["sent"]), run["error"]
+
+
+async def test_what_another_run_did_and_was_undone_since_is_not_taken_over_by_the_retry_of_a_retry(
+    rig: Rig,
+    shop: Shop,  # noqa: F811
+) -> None:
+    @rig.tool("room.cancel", writes=True)
+    async def cancel(room: str) -> None: ...
+
+    @rig.tool("room.reserve", writes=True, key="room:{room}", undo="room.cancel")
+    async def reserve(room: str) -> dict[str, str]:
+        shop.done.append(room)
+        return {"room": room}
+
+    @rig.tool("car.rent", writes=True)
+    async def rent() -> None:
+        raise Terminal("none left")
+
+    @rig.flow("room")
+    async def only_room(ctx: FlowContext) -> None:
+        await ctx.call("room.reserve", room="12")
+
+    @rig.flow("trip")
+    async def trip(ctx: FlowContext) -> None:
+        await ctx.call("room.reserve", room="12")
+        await ctx.call("car.rent")
+
+    first = await shop.ended(await shop.start(shop.admin, "room"))
+    run = await shop.ended(await shop.start(shop.admin, "trip"))
+    _, again = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+    run = await shop.ended(UUID(again["id"]))
+    assert (run["status"], shop.done) == ("failed", ["12"])
+    [receipt] = await shop.receipts(first["id"])
+    status, undo = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
+    assert status == 201, undo
+    await shop.ended(UUID(undo["id"]))
+    status, problem = await shop.admin.post(f"/api/runs/{run['id']}/retry")
+    assert (status, problem["code"], problem["receipt_id"]) == (409, "EFFECT_UNDONE", receipt["id"])
 
 
 async def test_no_secret_of_a_flow_is_written_down(rig: Rig, shop: Shop) -> None:  # noqa: F811

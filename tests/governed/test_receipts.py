@@ -514,6 +514,26 @@ async def test_who_asked_for_it_cannot_say_what_became_of_it_and_approve_is_no_a
     assert (await rig.run(run_id))["status"] == "waiting_approval"
 
 
+async def test_who_asked_for_what_somebody_else_tried_again_does_not_settle_it_either(shop: Shop, rig: Rig) -> None:
+    async def body(calls: int) -> None:
+        if calls == 1:
+            raise Terminal("not today")
+        raise ConnectionResetError("gone")
+
+    bank(shop, body)
+    await rig.apply(PAY)
+    ann, bob = await shop.person("ann", "admin"), await shop.person("bob", "admin")
+    run = await shop.ended(await shop.start(ann, "pay", amount=5, to="ada"))
+    _, again = await bob.post(f"/api/runs/{run['id']}/retry")
+    question = await shop.held(UUID(again["id"]))
+    await rig.cancel(UUID(again["id"]))
+    for person in (ann, bob):
+        status, body_ = await person.post(_resolve(question), {"outcome": "did_not_happen"})
+        assert (status, body_["code"]) == (403, "SELF_APPROVAL")
+    status, receipt = await shop.admin.post(_resolve(question), {"outcome": "did_not_happen"})
+    assert (status, receipt["status"]) == (200, "failed")
+
+
 async def test_a_doubtful_effect_that_was_approved_is_approved_anew_and_may_be_edited(shop: Shop, rig: Rig) -> None:
     async def body(calls: int) -> str:
         if calls == 1:

@@ -299,6 +299,15 @@ async def test_what_is_told_of_a_command_is_told_once_and_only_if_it_was_committ
 
     with pytest.raises(Conflict):
         await database.command(refused)
+
+    async def refused_at_its_end(tx: Tx) -> None:
+        tx.afterwards(lambda: told.append("refused"))
+        await tx.connection.execute("""
+          CREATE TEMPORARY TABLE one (number int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP;
+          INSERT INTO one VALUES (1), (1)""")
+
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await database.command(refused_at_its_end)
     assert told == ["done"]
 
 
