@@ -48,6 +48,20 @@ async def test_a_body_that_is_not_json(http: httpx2.AsyncClient) -> None:
         assert [error["path"] for error in found["errors"]] == ["body"]
 
 
+async def test_what_is_wrong_is_said_of_the_field_and_not_of_the_program(http: httpx2.AsyncClient) -> None:
+    an_id = "is not an id, such as 01990000-0000-7000-8000-000000000000"
+    for call, body, said in [
+        ("GET /api/runs/nope", None, f"run_id: 'nope' {an_id}"),
+        ("POST /api/approvals/nope/approve", {}, f"approval_id: 'nope' {an_id}"),
+        ("POST /api/runs", {"workflow": "gate", "inptu": {}}, "body.inptu: there is no such field"),
+        ("POST /api/tenants", {"name": "A b"}, "body.name: expected a name of lower-case letters, digits, `_`, `.`"),
+        ("POST /api/events", {"type": "", "correlation": "c"}, "body.type: expected a type such as bank.settled"),
+    ]:
+        method, path = call.split()
+        found = problem(await http.request(method, path, json=body), 422)
+        assert found["detail"].startswith(said), found["detail"]
+
+
 async def test_a_body_of_the_wrong_shape_names_the_field(http: httpx2.AsyncClient) -> None:
     for body, path in [
         ({}, "body.workflow"),

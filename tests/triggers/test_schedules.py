@@ -197,7 +197,7 @@ async def test_one_bad_schedule_stops_no_other(rig: Rig, http: httpx2.AsyncClien
         ({"timezone": "Berlin"}, "INVALID_REQUEST", "did you mean Europe/Berlin"),
         ({"workflow": "nowhere"}, "WORKFLOW_NOT_FOUND", "apply it first"),
         ({"missed": "some"}, "INVALID_REQUEST", "'skip', 'last' or 'all'"),
-        ({"name": "Clean up"}, "INVALID_REQUEST", "pattern"),
+        ({"name": "Clean up"}, "INVALID_REQUEST", "expected a name of lower-case letters"),
     ],
 )
 async def test_a_mistake_is_named(http: httpx2.AsyncClient, more: dict[str, Any], code: str, says: str) -> None:

@@ -40,6 +40,7 @@ from interlock.errors import Invalid, MethodNotAllowed, NotFound, Problem, TooLa
 from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
+from interlock.wire.faults import wrong
 
 # Whatever is answered that is not what was asked for.
 _A_PROBLEM: dict[str, Any] = {
@@ -136,7 +137,8 @@ def _of_invalid(request: Request, error: RequestValidationError) -> Problem:
     faults = [_fault(each) for each in error.errors()]
     if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
         return Invalid("the body was not read as JSON: send it with Content-Type: application/json", errors=faults)
-    detail = "; ".join(f"{fault['path']}: {fault['message']}" for fault in faults)
+    # Who asks for /runs/nope has written an address and no field: its name is all they need.
+    detail = "; ".join(f"{fault['path'].removeprefix('path.')}: {fault['message']}" for fault in faults)
     return Invalid(detail, errors=faults)
 
 
@@ -144,7 +146,7 @@ def _fault(found: dict[str, Any]) -> dict[str, str]:
     if found["type"] == "json_invalid":  # and the place is that of a character, not of a field
         where = found["loc"][-1]
         return {"path": "body", "message": f"it is not JSON: {found['ctx']['error']} (at character {where})"}
-    return {"path": _readable(".".join(str(part) for part in found["loc"])), "message": found["msg"]}
+    return {"path": _readable(".".join(str(part) for part in found["loc"])), "message": wrong(found)}
 
 
 def _readable(path: str) -> str:

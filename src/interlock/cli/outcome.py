@@ -78,5 +78,5 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     ctx = getattr(error, "ctx", None)
-    message = error.format_message()
+    message = error.format_message().replace(": Value error, ", ": ", 1)
     return f"{message.rstrip('.')} (see {ctx.command_path} --help)" if ctx else message

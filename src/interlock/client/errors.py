@@ -12,6 +12,7 @@ import httpx2
 from pydantic import ValidationError
 
 from interlock.wire import Problem
+from interlock.wire.faults import wrong
 
 
 class Answer(Protocol):
@@ -59,7 +60,7 @@ class ApiError(ClientError):
 
     @classmethod
     def of_body(cls, error: ValidationError) -> "ApiError":
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {wrong(fault)}" for fault in error.errors()]
         return cls.of_request("; ".join(faults))
 
     @classmethod
