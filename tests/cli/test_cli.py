@@ -555,6 +555,35 @@ def test_events_move_the_steps_on_the_screen() -> None:
     assert ["surprise", "shop.thank", "running", "1/4"] in [line.split()[:4] for line in text.splitlines()]
 
 
+def on_the_screen(progress: Progress, width: int = 80) -> list[str]:
+    screen = io.StringIO()
+    Console(width=width, file=screen).print(progress.page())
+    return screen.getvalue().splitlines()
+
+
+def test_watching_says_which_run_it_is_and_how_to_decide_what_it_waits_for() -> None:
+    progress = progress_of(a_step("review", "pending", attempt=0, kind="approval", tool=None))
+    move(progress, 1, to_state="running")
+    assert on_the_screen(progress)[1].rstrip() == "run run-1"
+    move(progress, 2, step_key="review", to_state="waiting_approval")
+    move(progress, 3, to_state="waiting_approval")
+    assert on_the_screen(progress)[1].rstrip() == "to decide: interlock run approve run-1"
+
+
+def test_a_short_step_took_what_its_end_says() -> None:
+    progress = progress_of(a_step("lookup", "pending", attempt=0))
+    move(progress, 1, step_key="lookup", to_state="succeeded", attempt=1, duration_ms=30.6)
+    [lookup] = [line for line in on_the_screen(progress) if line.startswith("lookup")]
+    assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "31ms"]
+
+
+def test_a_run_that_waits_for_people_says_how_to_decide(stub: Stub) -> None:
+    stub.on("GET /api/runs/run-1", a_run(status="waiting_approval"))
+    assert "to decide: interlock run approve run-1" in run("run", "show", "run-1").stdout
+    stub.on("GET /api/runs/run-1", a_run(status="running"))
+    assert "to decide" not in run("run", "show", "run-1").stdout
+
+
 def test_an_event_about_something_else_moves_nothing() -> None:
     progress = progress_of(a_step("lookup", "pending", attempt=0))
     move(progress, 1, by="key:ann", decision="approved")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.text import visible
-from interlock.lifecycle import SETTLED_WELL
+from interlock.lifecycle import SETTLED_WELL, RunState
 
 if TYPE_CHECKING:
     from interlock.wire import Compensation, Event, Run, Step
@@ -60,11 +60,20 @@ def run_page(run: "Run") -> RenderableType:
         result=show.cell(run.result) if run.result is not None else None,
     )
     parts: list[RenderableType] = [head]
+    if waiting := to_decide(run):
+        parts += ["", waiting]
     if run.steps:
         parts += ["", show.table(run.steps, STEPS)]
     if run.compensation:
         parts += ["", show.table(run.compensation, COMPENSATION)]
     return Group(*parts)
+
+
+def to_decide(run: "Run") -> Text | None:
+    """What somebody types for a run that waits for people."""
+    if run.status is not RunState.WAITING_APPROVAL:
+        return None
+    return Text(f"to decide: interlock run approve {run.id}", style="yellow")
 
 
 def _status(run: "Run") -> Text:

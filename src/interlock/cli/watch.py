@@ -1,12 +1,14 @@
 """Watching a run: its steps on the screen, moved by its events."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from interlock.cli import run_view, show
 from interlock.cli.text import visible
@@ -46,6 +48,11 @@ def _declared(said: Mapping[str, Any]) -> dict[str, Any]:
     return usual | {name: said[name] for name in ("kind", "tool", "runs_on", "max_attempts") if name in said}
 
 
+def _began(event: "Event") -> datetime:
+    """Of a short step only its end is told, and how long it took."""
+    return event.at - timedelta(milliseconds=event.data.get("duration_ms") or 0)
+
+
 class Progress:
     """A run as its events tell it, starting from how it was when we began to look."""
 
@@ -70,7 +77,7 @@ class Progress:
         found["next_run_at"] = data.get("next_run_at")
         found["last_error"] = data.get("error")
         if state == StepState.RUNNING or not found.get("started_at"):
-            found["started_at"] = data.get("started_at") or event.at
+            found["started_at"] = data.get("started_at") or _began(event)
         found["completed_at"] = event.at if state in STEP.terminal else None
         self.run = self._changed({"steps": steps})
 
@@ -86,4 +93,6 @@ class Progress:
         head = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=max(total, 1), completed=self.settled, width=30)
         head.add_row(visible(run.workflow), show.word(run.status), bar, f"{self.settled}/{total}")
-        return Group(head, show.table(run.steps, run_view.STEPS))
+        # Its id, for whoever stops watching; and what to do where nothing more happens by itself.
+        parts: list[RenderableType] = [head, run_view.to_decide(run) or Text(f"run {run.id}", style="dim")]
+        return Group(*parts, show.table(run.steps, run_view.STEPS))

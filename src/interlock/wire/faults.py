@@ -7,7 +7,7 @@ _AN_ID = "01990000-0000-7000-8000-000000000000"
 
 
 def wrong(fault: Mapping[str, Any]) -> str:
-    """One fault as pydantic finds it. Most are clear as they are; the rest speak of the program and not of the field."""
+    """One fault as pydantic finds it. Most are clear as they are, the rest speak of a program and not of the field."""
     match fault["type"]:
         case "uuid_parsing" | "uuid_type":
             return f"{_found(fault)} is not an id, such as {_AN_ID}"
