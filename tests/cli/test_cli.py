@@ -381,13 +381,26 @@ def test_apply_names_the_servers_faults_with_the_local_file(stub: Stub) -> None:
     result = run("workflow", "apply", "bad.yaml")
     assert result.stdout == "bad.yaml:1: steps: is missing\n"
     assert refused(result) == "interlock: 1 mistake in bad.yaml"
+    for_programs = run("workflow", "apply", "bad.yaml", "--json")
+    assert json.loads(for_programs.stdout) == {"ok": False, "faults": [{**fault, "file": "bad.yaml"}]}
+    assert refused(for_programs) == "interlock: 1 mistake in bad.yaml"
+
+
+def a_workflow(version: int) -> dict[str, Any]:
+    return {"name": "refund", "version": version, "digest": "sha256:1", "created_at": NOW.isoformat()}
+
+
+def test_apply_says_if_what_was_applied_is_not_what_new_runs_get(stub: Stub) -> None:
+    Path("good.yaml").write_text(GOOD)
+    stub.on("POST /api/workflows", a_workflow(1)).on("GET /api/workflows/refund", a_workflow(2))
+    result = run("workflow", "apply", "good.yaml", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["items"][0]["version"]) == (0, 1)
+    assert "refund@1 was there already, and new runs go on with refund@2; to go back, apply it" in result.stderr
 
 
 def test_apply_prints_what_was_published(stub: Stub) -> None:
     Path("good.yaml").write_text(GOOD)
-    stub.on(
-        "POST /api/workflows", {"name": "refund", "version": 3, "digest": "sha256:1", "created_at": NOW.isoformat()}
-    )
+    stub.on("POST /api/workflows", a_workflow(3)).on("GET /api/workflows/refund", a_workflow(3))
     assert run("workflow", "apply", "good.yaml").stdout.splitlines()[1].split()[:2] == ["refund", "3"]
     assert stub.asked[0][2].decode() == GOOD
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.faults import applied, check
+from interlock.cli.faults import applied, check, warn_of_older
 from interlock.cli.options import Cursor, Files, Json, Limit, Version
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
@@ -49,7 +49,8 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     from interlock.wire import Agent, Page
 
     with connect(ctx) as client:
-        published = [applied(name, client.apply_agent) for name in files]
+        published = [applied(name, client.apply_agent, as_json=as_json) for name in files]
+        warn_of_older(published, client.agent)
     show.print_page(Page[Agent](items=published), AGENTS, as_json=as_json)
 
 

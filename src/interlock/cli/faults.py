@@ -10,6 +10,7 @@ from interlock.cli.text import one_line, read_text, visible
 
 if TYPE_CHECKING:
     from interlock.client import ApiError
+    from interlock.wire import Agent, Workflow
 
 T = TypeVar("T")
 Faults = Sequence[dict[str, Any]]
@@ -17,15 +18,23 @@ Faults = Sequence[dict[str, Any]]
 _INVALID = ("DEFINITION_INVALID", "POLICY_INVALID")
 
 
-def applied(name: str, apply: Callable[[str], T]) -> T:
+def applied(name: str, apply: Callable[[str], T], *, as_json: bool) -> T:
     """What the server makes of a file; its mistakes are printed with their lines."""
     from interlock.client import ApiError
 
     try:
         return apply(read_text(name))
     except ApiError as error:
-        refuse_faults_in(error, name)
+        refuse_faults_in(error, name, as_json=as_json)
         raise
+
+
+def warn_of_older(published: "Iterable[Workflow | Agent]", newest: "Callable[[str], Workflow | Agent]") -> None:
+    """The same content is the same version, so a file that was put back to what it was is not in force again."""
+    for old in published:
+        if (now := newest(old.name)).version > old.version:
+            told = f"{old.name}@{old.version} was there already, and new runs go on with {now.name}@{now.version}"
+            typer.echo(visible(f"interlock: {told}; to go back, apply it with another description"), err=True)
 
 
 def check(files: Iterable[str], parse: Callable[..., T], summary: Callable[[T], str], *, as_json: bool) -> None:

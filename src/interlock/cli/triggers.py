@@ -39,7 +39,7 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     from interlock.wire import Page, StoredTrigger
 
     with connect(ctx) as client:
-        stored = [applied(name, client.apply_trigger) for name in files]
+        stored = [applied(name, client.apply_trigger, as_json=as_json) for name in files]
     show.print_page(Page[StoredTrigger](items=stored), TRIGGERS, as_json=as_json)
 
 

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from interlock.cli import show
 from interlock.cli.connection import connect
-from interlock.cli.faults import applied, check
+from interlock.cli.faults import applied, check, warn_of_older
 from interlock.cli.options import Cursor, Files, Json, Limit, Version
 from interlock.cli.outcome import example
 from interlock.cli.text import visible
@@ -37,7 +37,8 @@ def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
     from interlock.wire import Page, Workflow
 
     with connect(ctx) as client:
-        published = [applied(name, client.apply_workflow) for name in files]
+        published = [applied(name, client.apply_workflow, as_json=as_json) for name in files]
+        warn_of_older(published, client.workflow)
     show.print_page(Page[Workflow](items=published), WORKFLOWS, as_json=as_json)
 
 
