@@ -463,7 +463,7 @@ def test_a_secret_is_asked_for_or_piped_in_and_never_printed(stub: Stub) -> None
     ):
         result = run("secret", "set", "bank_key", *flags, input=typed)
         assert (result.exit_code, "s3cret" in result.output) == (0, False)
-        assert "set bank_key, version 3" in result.stdout
+        assert (result.stdout, result.stderr) == ("set bank_key, version 3\n", "")
         assert stub.body("PUT /api/secrets/bank_key") == {"value": "s3cret-value"}
     assert "bank_key" in run("secret", "list").stdout
     assert "deleted bank_key" in run("secret", "delete", "bank_key").stdout

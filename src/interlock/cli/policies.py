@@ -55,13 +55,20 @@ def apply(
         if tried is not None and not as_json:
             show.console().print(_backtest_page(tried))
         if tried is not None and not yes:
-            typer.confirm("Put it in force?", abort=True)
+            _ask_to_publish()
         published = client.publish_policy(text)
     if as_json:
         more = {"backtest": tried.model_dump(mode="json")} if tried is not None else {}
         show.print_json({**published.model_dump(mode="json", exclude={"text"}), **more})
     else:
         show.console().print(f"version {published.version} is in force, digest {visible(published.digest)}")
+
+
+def _ask_to_publish() -> None:
+    try:
+        typer.confirm("Put it in force?", abort=True)
+    except typer.Abort:
+        raise typer.TyperException("nothing was published; --yes is for where nobody can be asked") from None
 
 
 @app.command("show", epilog=example("interlock policy show", "interlock policy show --text > shop.cedar"))

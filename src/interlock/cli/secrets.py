@@ -44,9 +44,11 @@ def set_secret(
     value_stdin: Annotated[bool, typer.Option("--value-stdin", help="Read the value from what is piped in.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Set a secret, for ${secrets.NAME} in the input of a tool. Asked for without showing it; never shown again."""
+    """Set a secret, for ${secrets.NAME} in the input of a tool. Asked for without showing it, or piped in; never shown."""
     # Not as an argument: those stand in the shell's history and in the list of processes.
-    value = _piped() if value_stdin else typer.prompt("Value", hide_input=True, err=True)
+    # Without a terminal nobody can be asked without being overheard, and what is piped in is what is meant.
+    is_piped = value_stdin or not sys.stdin.isatty()
+    value = _piped() if is_piped else typer.prompt("Value", hide_input=True, err=True)
     with connect(ctx) as client:
         secret = client.set_secret(name, value)
     show.print_view(secret, lambda: f"set {secret.name}, version {secret.version}", as_json=as_json)
