@@ -80,6 +80,8 @@ def test_a_module_is_found_from_the_current_directory(tmp_path: Path, monkeypatc
     [
         ("def do(:\n", "invalid syntax|SyntaxError"),
         ("import no_such_module_anywhere\n", "No module named 'no_such_module_anywhere'"),
+        ("from interlock import tool\n@tool('a.b', wrties=True)\ndef b(): ...\n", "TypeError: .* 'wrties'"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_named_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
@@ -88,6 +90,13 @@ def test_a_file_that_cannot_be_imported_is_named_with_the_reason(tmp_path: Path,
         load_tools(path)
     assert caught.value.code == "TOOLS_INVALID"
     assert caught.value.detail.startswith(f"cannot load tools from {path}: ")
+
+
+@pytest.mark.parametrize("decorator", ["tool", "flow"])
+def test_a_decorator_without_a_name_says_how_to_give_one(tmp_path: Path, decorator: str) -> None:
+    text = f"import interlock\n@interlock.{decorator}\nasync def refund(ctx, input): ...\n"
+    with pytest.raises(Invalid, match=rf'^@{decorator} takes a name: write @{decorator}\("connector\.refund"\)$'):
+        load_tools(write(tmp_path / "bare.py", text))
 
 
 def test_a_file_or_module_that_is_not_there_is_named(tmp_path: Path) -> None:

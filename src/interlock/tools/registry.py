@@ -262,6 +262,7 @@ def tool(
         )
         return function
 
+    _refuse_bare("tool", name)
     if not name or any(not (c.isalnum() or c in "._-") for c in name):
         raise Invalid(f"{name!r} is not a tool name; write connector.operation, like shop.refund")
     if risk not in tuple(Tier):
@@ -294,7 +295,15 @@ def flow(
         (register or registry).flows.add(made)
         return function
 
+    _refuse_bare("flow", name)
     return decorate
+
+
+def _refuse_bare(decorator: str, name: object) -> None:
+    """`@tool` without parentheses hands us the function in the place of its name."""
+    if callable(name):
+        function = getattr(name, "__name__", "operation")
+        raise Invalid(f'@{decorator} takes a name: write @{decorator}("connector.{function}")')
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel], bool, frozenset[str]]:
@@ -344,8 +353,13 @@ def load_tools(spec: str) -> None:
     for item in filter(None, (part.strip() for part in spec.split(","))):
         try:
             _load(item)
+        except Invalid:  # a tool that is wrong says so itself
+            raise
         except (ImportError, SyntaxError, OSError) as error:
             raise Invalid(f"cannot load tools from {item}: {error}", code="TOOLS_INVALID") from error
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise Invalid(f"cannot load tools from {item}: {why}", code="TOOLS_INVALID") from error
 
 
 def _load(item: str) -> None:
