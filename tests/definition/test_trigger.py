@@ -55,6 +55,12 @@ def test_a_mistake_is_named_with_its_line(change: str, says: str) -> None:
     assert caught.value.detail.startswith("t.yaml")
 
 
+def test_of_what_is_not_there_nothing_more_is_missing() -> None:
+    with pytest.raises(DefinitionInvalid) as caught:
+        parse("name: t\ngithb: {secret: gh}\nworkflow: w\n")
+    assert [fault.message.partition(";")[0] for fault in caught.value.faults] == ["nothing starts it", "unknown key"]
+
+
 @pytest.mark.parametrize("value", [[], "text", None, 3])
 def test_a_payload_that_is_no_mapping_needs_an_input(value: Any) -> None:
     trigger = parse("{name: t, webhook: {secret: s}, workflow: w}")

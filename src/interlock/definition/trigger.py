@@ -159,7 +159,7 @@ def _trigger(value: Any, faults: Faults) -> Trigger:
         workflow=_named(top, "workflow", _NAME, _WORDS),
         when=top.condition("when"),
         input=_input(top),
-        secret=None if kind is TriggerKind.SLACK else _named(about, "secret", SECRET_NAME, "of a-z, 0-9 and `_`"),
+        secret=_secret(about) if kind is not TriggerKind.SLACK and top.has(kind) else None,
         events=_events(about) if kind is TriggerKind.GITHUB else (),
         header=header,
         id=_id(about, header) if kind is TriggerKind.WEBHOOK else None,
@@ -199,6 +199,10 @@ def _named(section: Section, key: str, pattern: re.Pattern[str], what: str) -> s
     if isinstance(section.value[key], str) and not pattern.fullmatch(text):
         section.fault(key, f"expected a name of at most 100 {what}, found {text[:120]!r}")
     return text
+
+
+def _secret(about: Section) -> str:
+    return _named(about, "secret", SECRET_NAME, "of a-z, 0-9 and `_`")
 
 
 def _events(about: Section) -> tuple[str, ...]:
