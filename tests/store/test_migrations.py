@@ -18,6 +18,7 @@ from interlock.store import migrate as migrations
 from interlock.store.migrate import Migration, migrate, status, wait_until_migrated
 from interlock.store.pool import Database, connection_options
 from tests.conftest import url_of
+from tests.rig import Rig
 
 _numbers = itertools.count()
 ALL = [m.name for m in migrations.migrations()]
@@ -47,6 +48,12 @@ async def test_an_empty_database_gets_everything_once(empty: Database) -> None:
     assert await migrate(empty) == []
     found = await status(empty)
     assert (found["applied"], found["pending"], found["runs"]) == (ALL, [], 0)
+
+
+async def test_the_runs_of_a_database_that_was_never_analyzed_are_counted(rig: Rig) -> None:
+    await rig.apply("{name: gate, steps: [{id: ask, approval: {tier: low, summary: ok}}]}")
+    await rig.start("gate")
+    assert (await status(rig.database))["runs"] == 1
 
 
 async def test_two_that_migrate_at_once_both_succeed_and_each_migration_is_applied_once(empty_url: str) -> None:
