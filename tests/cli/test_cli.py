@@ -188,6 +188,13 @@ def test_a_given_key_goes_before_the_local_one(stub: Stub, tmp_path: Path, monke
     assert sent_key(stub) == "Bearer il_given"
 
 
+def test_an_empty_key_is_not_taken_for_none(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
+    (tmp_path / "admin.key").write_text("il_local")
+    assert "Invalid value for --key: it is empty" in refused(run("--key", "", "run", "list"), code=2)
+    assert not stub.asked
+
+
 def test_the_local_admin_key_does_not_travel(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[Any] = []
     (tmp_path / "admin.key").write_text("il_local")
@@ -438,7 +445,8 @@ def test_a_tenants_caps_are_changed_one_by_one(stub: Stub) -> None:
     stub.on("PATCH /api/tenants/acme", {"id": "t-1", "name": "acme", "created_at": NOW.isoformat(), "weight": 2})
     run("tenant", "update", "acme", "--max-concurrency", "none", "--max-runs-per-min", "60", "--weight", "2")
     assert stub.body("PATCH /api/tenants/acme") == {"max_concurrency": None, "max_runs_per_min": 60, "weight": 2.0}
-    assert "expected a whole number" in refused(run("tenant", "update", "acme", "--max-concurrency", "0"), code=2)
+    line = refused(run("tenant", "update", "acme", "--max-concurrency", "0"), code=2)
+    assert "Invalid value for --max-concurrency: expected a whole number" in line
     assert "say what to change" in refused(run("tenant", "update", "acme"), code=2)
 
 

@@ -179,11 +179,12 @@ def list_tenants(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, a
     show.print_page(page, TENANTS, as_json=as_json)
 
 
-def _cap(given: str) -> int | None:
+def _cap(name: str, given: str) -> int | None:
     if given == "none":
         return None
     if not given.isdecimal() or int(given) < 1:
-        raise typer.BadParameter(f"expected a whole number above zero, or none, not {given!r}")
+        option = f"--{name.replace('_', '-')}"
+        raise typer.BadParameter(f"expected a whole number above zero, or none, not {given!r}", param_hint=option)
     return int(given)
 
 
@@ -211,7 +212,7 @@ def update_tenant(
         "max_runs_per_min": max_runs_per_min,
         "max_writes_per_run": max_writes_per_run,
     }
-    changes: dict[str, int | float | None] = {cap: _cap(given) for cap, given in caps.items() if given is not None}
+    changes: dict[str, int | float | None] = {cap: _cap(cap, given) for cap, given in caps.items() if given is not None}
     if weight is not None:
         changes["weight"] = weight
     if not changes:

@@ -30,6 +30,8 @@ def connect(ctx: typer.Context) -> "Client":
     from interlock.client import DEFAULT_URL, Client
 
     flags: Flags = ctx.obj
+    if flags.key == "":  # of a variable that is not set: the local admin key would act in its place
+        raise typer.BadParameter("it is empty", param_hint="--key")
     local_url = _left_by_server("url")
     url = flags.url or local_url or DEFAULT_URL
     # The local admin key is for the local server; it must not travel to whatever --url names.

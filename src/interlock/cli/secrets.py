@@ -44,7 +44,7 @@ def set_secret(
     value_stdin: Annotated[bool, typer.Option("--value-stdin", help="Read the value from what is piped in.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Set a secret, for ${secrets.NAME} in the input of a tool. Asked for without showing it, or piped in; never shown."""
+    """Set a secret, for ${secrets.NAME} in the input of a tool. Asked for or piped in, and never shown."""
     # Not as an argument: those stand in the shell's history and in the list of processes.
     # Without a terminal nobody can be asked without being overheard, and what is piped in is what is meant.
     is_piped = value_stdin or not sys.stdin.isatty()
