@@ -91,7 +91,10 @@ async def test_an_edited_action_is_shown_as_a_difference(site: Site) -> None:
         await page.get_by_role("button", name="Approve").click()
         assert "another person" in await page.get_by_role("status").inner_text()
         assert await page.locator(".diff .del").inner_text() == "−\tamount\t120"
-        assert "cannot decide" in await page.locator(".card").inner_text(), "who edited it may not allow it"
+        assert "cannot approve" in await page.locator(".card").inner_text(), "who edited it may not allow it"
+        await page.keyboard.press("a")
+        await page.keyboard.press("r")
+        assert await page.get_by_label("Reason").evaluate("field => field === document.activeElement"), "a did nothing"
         other = await site.visit(key=await site.rig.key("boss", Role.APPROVER))
         await other.get_by_role("button", name="Approve").click()
         await other.get_by_role("status").wait_for()

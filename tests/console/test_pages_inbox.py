@@ -29,6 +29,7 @@ async def test_what_one_can_decide_is_not_hidden_behind_what_waits_for_others(ri
     assert "asked 1" in page and page.index("asked 1") < page.index("own 0")
     assert page.count("who asked for it cannot approve it") == 2
     assert "and 3 more that wait for others" in page
+    assert text_of(await vera.get("/inbox")).count("You cannot decide this: your key's role is viewer") == 2
 
     for n in range(2, 6):
         await rig.start("late", {"n": n})
@@ -39,3 +40,16 @@ async def test_what_one_can_decide_is_not_hidden_behind_what_waits_for_others(ri
 
     page = await vera.get("/inbox")
     assert (page.count('class="card ask'), "and 8 more that wait for others" in text_of(page)) == (2, True)
+
+
+async def test_who_asked_cannot_approve_and_can_say_no(rig: Rig, sign_in: SignIn) -> None:
+    ada = await sign_in("admin", name="ada")
+    [row] = await rig.sql("SELECT api_key.*, 'default' AS tenant FROM api_key WHERE name = 'ada'")
+    await rig.apply(SOON)
+    run_id = await rig.start("soon", {"n": 1}, who=principal_of(row))
+    page = await ada.get("/inbox")
+    assert "You cannot approve this: who asked for it cannot approve it" in text_of(page)
+    [asked] = await rig.sql("SELECT id FROM approval WHERE run_id = $1", run_id)
+    assert f"/approvals/{asked['id']}/reject" in page and f"/approvals/{asked['id']}/approve" not in page
+    await ada.post(f"/approvals/{asked['id']}/reject", reason="not needed any more")
+    assert (await rig.run(run_id))["reason"] == "rejected"

@@ -136,6 +136,7 @@ function act(key) {
   const form = card?.querySelector(".decide");
   if (!form) return false;
   const button = form.querySelector(`[data-key="${key}"]`);
+  if (!button) return false; // who may only refuse has no such button, and the form would do what it can
   const reason = form.querySelector("[name=reason]");
   if (key === "r" && !reason.value) {
     reason.focus(); // a no comes with a reason; Enter sends it
