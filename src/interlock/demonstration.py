@@ -155,16 +155,17 @@ def _show_next(stage: Stage) -> None:
     console = stage.console
     command = "interlock" if shutil.which("interlock") else _shown(Path(sys.argv[0]))
     from_source = Path("examples/refund/refund.yaml").exists()
+    server = f"http://127.0.0.1:{Settings().port}"  # the one that `up` will have; the demo's own was any
     heading(console, "Try next")
     lines = [
         f"INTERLOCK_TOOLS=interlock.demo.tools {command} up",
         f"{command} workflow apply examples/refund/refund.yaml" if from_source else "",
         f"{command} run start refund --param charge=ch_1043 --param amount=89" if from_source else "",
         f"{command} key create me --role approver",
-        "open http://127.0.0.1:8420/inbox   # sign in with THAT_KEY and approve; or:",
+        f"open {server}/inbox   # sign in with THAT_KEY and approve; or:",
         f"{command} --key THAT_KEY run approve RUN",
         f"KEY=$(cat {_shown(stage.settings.data_dir.parent / 'admin.key')})",
-        'curl -H "Authorization: Bearer $KEY" http://127.0.0.1:8420/api/runs',
+        f'curl -H "Authorization: Bearer $KEY" {server}/api/runs',
     ]
     for line in filter(None, lines):
         console.print(Text(f"  {line}", style="cyan"), no_wrap=True, overflow="ignore", crop=False)

@@ -35,13 +35,14 @@ def books(environment: dict[str, str]) -> dict[str, dict[str, object]]:
 def test_without_a_terminal_it_approves_by_itself_and_ends(environment: dict[str, str]) -> None:
     for encoding in ("utf-8", "ascii"):  # also the second time: an earlier demo does not stand in the way
         played = subprocess.run(
-            DEMO, env=environment | {"PYTHONIOENCODING": encoding}, stdin=subprocess.DEVNULL, capture_output=True,
-            encoding=encoding, timeout=60, check=False,
+            DEMO, env=environment | {"PYTHONIOENCODING": encoding, "INTERLOCK_PORT": "8765"},
+            stdin=subprocess.DEVNULL, capture_output=True, encoding=encoding, timeout=60, check=False,
         )  # fmt: skip
         assert (played.returncode, played.stderr) == (0, "")
         assert "the demo approves as you" in played.stdout
         assert "403 FORBIDDEN" in played.stdout
         assert "succeeded" in played.stdout
+        assert "open http://127.0.0.1:8765/inbox" in played.stdout and ":8420" not in played.stdout
         assert "\x1b" not in played.stdout
         assert max(len(line) for line in played.stdout.split("Try next")[0].splitlines()) <= 80
         assert books(environment)["refunds"] == {"shop:refund:ch_1042": {"charge": "ch_1042", "amount": 349}}
