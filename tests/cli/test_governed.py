@@ -425,6 +425,8 @@ def test_grants_are_listed_and_revoked(stub: Stub) -> None:
     stub.on("DELETE /api/grants/gr-1", a_grant(revoked_at=NOW.isoformat()))
     assert run("grant", "revoke", "gr-1").stdout == "revoked gr-1, used 2 times\n"
     assert json.loads(run("grant", "revoke", "gr-1", "--json").stdout)["revoked_at"]
+    stub.on("DELETE /api/grants/gr-1", a_grant(uses=1, revoked_at=NOW.isoformat()))
+    assert run("grant", "revoke", "gr-1").stdout == "revoked gr-1, used once\n"
 
 
 # ---------------------------------------------------------------- keys and tenants

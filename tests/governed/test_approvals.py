@@ -521,6 +521,13 @@ async def _held_or_done(shop: Shop, who: Person | None = None, **input: Any) -> 
     return status
 
 
+async def test_a_grant_for_an_argument_that_the_tool_does_not_have_is_refused(stocked: Shop) -> None:
+    one = await stocked.person("one")
+    status, refused = await one.post("/api/grants", {"tool": "shop.mail", "arguments": {"too": "ada"}, "tier": "med"})
+    assert (status, refused["code"]) == (422, "ACTION_INVALID")
+    assert refused["detail"] == "shop.mail has no argument 'too'; it takes to, text"
+
+
 async def test_a_standing_grant_answers_for_its_arguments_until_it_ends(stocked: Shop, rig: Rig) -> None:
     shop = stocked
     one = await shop.person("one")

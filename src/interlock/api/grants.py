@@ -9,9 +9,11 @@ from interlock.api.services import Json, Svc, Who, change
 from interlock.api.views import dump, grant_view
 from interlock.engine import grants
 from interlock.engine.idempotency import Answer
+from interlock.errors import Invalid
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.store.pool import Tx
+from interlock.tools import Tool
 from interlock.wire import Grant, NewGrant, Page
 
 router = APIRouter(prefix="/api/grants", tags=["grants"])
@@ -21,6 +23,7 @@ router = APIRouter(prefix="/api/grants", tags=["grants"])
 async def give(body: NewGrant, request: Request, found: Svc, who: Who) -> Response:
     """Answer in advance: this tool, these arguments, for so long."""
     who.require(Permission.APPROVE)
+    _check_names(found.policies.tools.find(body.tool), body)
     grant_id = uuid7()
 
     async def work(tx: Tx) -> Answer:
@@ -31,6 +34,16 @@ async def give(body: NewGrant, request: Request, found: Svc, who: Who) -> Respon
         return Answer(201, dump(grant_view(row)))
 
     return await change(found, who, request, work)
+
+
+def _check_names(tool: Tool | None, body: NewGrant) -> None:
+    """A grant for a misspelt argument would never answer. A tool that is not here may be in a worker elsewhere."""
+    if tool is None or tool.input_schema.get("additionalProperties") is not False:
+        return
+    known = tool.input_schema.get("properties", {})
+    if unknown := [name for name in body.arguments if name not in known]:
+        takes = ", ".join(known) or "none"
+        raise Invalid(f"{tool.name} has no argument {unknown[0]!r}; it takes {takes}", code="ACTION_INVALID")
 
 
 @router.get("", response_model=Page[Grant])

@@ -71,4 +71,4 @@ def revoke(
     """End a grant, at once: people are asked again."""
     with connect(ctx) as client:
         grant = client.revoke_grant(grant_id)
-    show.print_view(grant, lambda: f"revoked {grant.id}, used {grant.uses} times", as_json=as_json)
+    show.print_view(grant, lambda: f"revoked {grant.id}, used {show.times(grant.uses)}", as_json=as_json)

@@ -54,7 +54,7 @@ def run_page(run: "Run") -> RenderableType:
         cost=f"${run.cost_usd:.4f}" if run.cost_usd else None,
         resumed_from=run.resumed_from,
         parent=run.parent_run_id,
-        resumed=f"{run.resume_count} times" if run.resume_count > 1 else "once" if run.resume_count else None,
+        resumed=show.times(run.resume_count) if run.resume_count else None,
         heartbeat=show.moment(run.last_heartbeat_at),
         input=show.cell(run.input) if run.input else None,
         result=show.cell(run.result) if run.result is not None else None,

@@ -93,6 +93,10 @@ def word(state: Term | None) -> Text:
     return Text(state, style=style(state)) if state is not None else Text("")
 
 
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def moment(at: datetime | None) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
 
