@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.cli.stub import NOW, Stub, an_approval, problem, run, sse
+from tests.cli.stub import NOW, Stub, an_approval, problem, refused, run, sse
 
 from interlock.cli import chat
 from interlock.client import Client
@@ -45,6 +45,11 @@ def test_what_a_model_said_before_it_was_asked_again_is_ended(stub: Stub) -> Non
     stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(*events))
     result = run("chat", "-m", "hello")
     assert (result.exit_code, result.stdout) == (1, "Let me\nI will\nfailed: terminal_error\n")
+
+
+def test_a_session_that_is_not_there_is_said_before_anybody_types(stub: Stub) -> None:
+    assert refused(run("chat", "--session", "nope")) == "interlock: Not found: no such thing"
+    assert [call for call, *_ in stub.asked] == ["GET /api/sessions/nope"]
 
 
 def test_a_busy_session_is_one_line(stub: Stub) -> None:

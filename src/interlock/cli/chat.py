@@ -51,6 +51,8 @@ def chat(
             return
         if as_json:
             raise typer.BadParameter("it needs --message", param_hint="--json")
+        if session is not None:
+            client.session(session)  # before anybody types what there is nobody to hear
         while line := talk.listen():
             talk.say(line)
         talk.leave()
