@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import Retryable, Terminal
 
 if TYPE_CHECKING:
-    from interlock.client import AsyncClient, Client
+    from interlock.client import ApiError, AsyncClient, Client
     from interlock.flows import EventMissed, FlowContext, Rejected, StepFailed
     from interlock.tools import Context, DidNotHappen, Happened, Secret, flow, tool
 
@@ -16,6 +16,7 @@ except PackageNotFoundError:
     __version__ = "0+unknown"
 
 __all__ = [
+    "ApiError",
     "AsyncClient",
     "Client",
     "Context",
@@ -44,7 +45,7 @@ def __getattr__(name: str) -> Any:
         from interlock import flows
 
         return getattr(flows, name)
-    if name in ("Client", "AsyncClient"):
+    if name in ("ApiError", "AsyncClient", "Client"):
         from interlock import client
 
         return getattr(client, name)
