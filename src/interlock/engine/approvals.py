@@ -93,7 +93,7 @@ def question_of(approval: Row) -> Question:
     groups = [*approval["approvers"], *(approval["escalate_to"] if escalated else ())] if approval["approvers"] else []
     return Question(
         Tier(approval["tier"]), approval["two_person"],
-        frozenset((approval["requested_by"], *approval["asked_by"], *approval["edited_by"])),
+        frozenset((approval["requested_by"], *approval["asked_by"])), editors=frozenset(approval["edited_by"]),
         is_action=approval["kind"] != AskKind.GATE,
         by_agent=approval["session_id"] is not None and not approval["edited_by"],
         groups=frozenset(groups), reason_required=approval["reason_required"],

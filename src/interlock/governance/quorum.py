@@ -15,8 +15,9 @@ from interlock.lifecycle import ApprovalEvent, Tier
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it or edited it.
+    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it.
 
+    `editors`: who changed it meanwhile, and so asked for what it is now.
     `by_agent`: the asker's agent came up with it, in their own session, and nobody has changed it since.
     """
 
@@ -27,6 +28,7 @@ class Question:
     by_agent: bool = False
     groups: frozenset[str] = field(default_factory=frozenset)
     reason_required: bool = False
+    editors: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ def refusal(
         return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter in question.askers and _needs_another(question):
-        return Refusal("SELF_APPROVAL", "who asked for it cannot approve it: another person has to")
+    if voter in question.askers | question.editors and _needs_another(question):
+        did = "asked for it" if voter in question.askers else "changed it"
+        return Refusal("SELF_APPROVAL", f"who {did} cannot approve it: another person has to")
     if any(vote.voter == voter for vote in votes):
         return Refusal("ALREADY_VOTED", "you have voted; a second person has to approve too")
     return None
