@@ -200,6 +200,7 @@ def test_the_reason_for_a_refusal_is_precise(sealed: bytes) -> None:
     assert refused(b"hello") == "NOT_JSON"
     assert refused(json.dumps(envelope).encode()) == "NOT_CANONICAL"
     assert refused(b"[]") == "NOT_AN_ENVELOPE"
+    assert refused(b'{"some": "other file"}') == "NOT_AN_ENVELOPE"
     assert refused(altered(sealed, more=1)) == "NOT_AN_ENVELOPE"
     assert refused(altered(sealed, signatures=[])) == "NOT_AN_ENVELOPE"
     assert refused(altered(sealed, signatures=[signature, signature])) == "NOT_AN_ENVELOPE"

@@ -197,7 +197,10 @@ def open_envelope(data: bytes, keyring: Keyring | None = None, sha256: str | Non
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is not None and digest != sha256:
         raise EvidenceInvalid(f"this is not the file that was stored: its sha256 is {digest}", code="HASH_DIFFERS")
-    envelope = _canonical_json(data, "the envelope")
+    envelope = _json(data, "the envelope")
+    if not isinstance(envelope, dict) or "payloadType" not in envelope:
+        raise EvidenceInvalid("it is not an evidence bundle", code="NOT_AN_ENVELOPE")
+    _refuse_rewritten(envelope, data, "the envelope")
     payload, signature, key = _read(envelope)
     if keyring is not None:
         trusted = keyring.get(key.key_id)
@@ -206,7 +209,8 @@ def open_envelope(data: bytes, keyring: Keyring | None = None, sha256: str | Non
         key = trusted
     if not key.verifies(_signed_bytes(payload), signature):
         raise EvidenceInvalid("the content was changed after it was signed, or the signature was", code="BAD_SIGNATURE")
-    statement = _canonical_json(payload, "the statement")
+    statement = _json(payload, "the statement")
+    _refuse_rewritten(statement, payload, "the statement")
     _check(statement, keyring or Keyring([key]))
     return Opened(statement, key, Trust.FIRST_USE if keyring is None else Trust.GIVEN, digest)
 
@@ -216,15 +220,17 @@ def _signed_bytes(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
-def _canonical_json(data: bytes, what: str) -> Any:
+def _json(data: bytes, what: str) -> Any:
     try:
-        value = orjson.loads(data)
+        return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise EvidenceInvalid(f"{what} is not JSON: {error}", code="NOT_JSON") from error
-    # Spaces, another order, a name twice: nothing that changes no meaning may pass unseen either.
+
+
+def _refuse_rewritten(value: Any, data: bytes, what: str) -> None:
+    """Spaces, another order, a name twice: nothing that changes no meaning may pass unseen either."""
     if canonical(value) != data:
         raise EvidenceInvalid(f"{what} was written anew: it is not in canonical form", code="NOT_CANONICAL")
-    return value
 
 
 def _read(envelope: Any) -> tuple[bytes, bytes, VerifyKey]:
