@@ -28,6 +28,13 @@ def _clean_environment() -> Iterator[None]:
     os.environ.update(kept)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _chosen_postgres() -> None:
+    """Another PostgreSQL than the wheel's, for whoever wants to know whether it does."""
+    if chosen := os.environ.get("POSTGRES_BIN"):
+        embedded.find_binaries = lambda: Path(chosen)
+
+
 @pytest.fixture(autouse=True)
 def _own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server started by an earlier test in this process may have asked for shared ones."""

@@ -195,6 +195,7 @@ class Outages:
     async def restart_in_recovery(self) -> None:
         """Killed again while it reads its log: `-W` does not wait until it is ready."""
         await asyncio.to_thread(self._joined[0].server.control, "-W", "-m", "immediate", "restart")
+        await until(lambda: postmaster(self._data_dir), "the server has begun to start")
         await self.restart()
 
     def close(self) -> None:

@@ -30,6 +30,14 @@ from tests.rig import Rig
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
 with_postgres_15 = pytest.mark.skipif(not (POSTGRES_15 / "initdb").exists(), reason="PostgreSQL 15 is not installed")
 
+OWN_WAY_TO_FIND_ONE = embedded.find_binaries
+
+
+@pytest.fixture(autouse=True)
+def _no_chosen_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How it is found is what these tests are about: not in the way that `POSTGRES_BIN` says."""
+    monkeypatch.setattr(embedded, "find_binaries", OWN_WAY_TO_FIND_ONE)
+
 
 @pytest.fixture
 def base() -> Iterator[Path]:
