@@ -25,10 +25,12 @@ from interlock.store.pool import (
     Raced,
     Tx,
     behind_pooler,
+    connect,
     connection_options,
     retrying,
     without_password,
 )
+from tests.store.between import Between, drops_settings, is_silent, passes_on, refuses_settings
 
 # ---------------------------------------------------------------- broken connections
 
@@ -254,6 +256,18 @@ async def test_an_address_that_cannot_be_right_is_said_at_once(
         await Database(wrong(database.url), database.settings).open(patience=60)
 
 
+async def test_what_the_address_asks_for_and_the_server_does_not_know_is_said_at_once(database: Database) -> None:
+    with pytest.raises(Invalid, match='INTERLOCK_DATABASE_URL: unrecognized configuration parameter "channel_binding"'):
+        await Database(f"{database.url}&channel_binding=require", database.settings).open(patience=60)
+
+
+@pytest.mark.parametrize("password", ["a@SECRET", "SECRET/b", "SECRET#b", "a?SECRET", "a[SECRET", "a:b/SECRET"])
+async def test_a_password_that_breaks_the_address_is_not_shown_and_how_to_write_it_is(password: str) -> None:
+    with pytest.raises(Invalid, match=r"in a password, @ : / .* are written %40 %3A") as caught:
+        await Database(f"postgresql://ann:{password}@127.0.0.1:1/app", Settings()).open(patience=60)
+    assert "SECRET" not in str(caught.value) and caught.value.__cause__ is None
+
+
 async def test_a_wrong_number_of_arguments_is_said_at_once(database: Database) -> None:
     with pytest.raises(asyncpg.InterfaceError, match="argument"):
         await database.value("watch_run")
@@ -322,6 +336,59 @@ async def test_retrying_ends_when_patience_does_and_says_what_was_wrong() -> Non
 async def test_a_database_that_was_not_opened_says_so() -> None:
     with pytest.raises(Unavailable, match="was not opened"):
         await Database("postgresql://nowhere/", Settings()).value("any_key", patience=0.01)
+
+
+# ---------------------------------------------------------------- who answers
+
+
+@pytest.mark.parametrize("pooler", [refuses_settings, drops_settings])
+async def test_a_pooler_that_the_address_does_not_mention_is_said_at_once(url: str, pooler: Any) -> None:
+    async with Between(url, pooler) as between:
+        with pytest.raises(Invalid, match=r"a pooler answers there.* add pgbouncer=true"):
+            await Database(between.url, Settings()).open(patience=60)
+
+
+async def test_a_pooler_that_the_address_mentions_is_used(url: str) -> None:
+    async with Between(url, drops_settings) as between:
+        database = await Database(f"{between.url}&pgbouncer=true", Settings()).open()
+        assert await database.value("any_key") is False
+        await database.close()
+
+
+async def test_a_silent_host_keeps_nobody_from_the_next_one_and_is_asked_last_from_then_on(url: str) -> None:
+    async with Between(url, is_silent) as silent, Between(url, passes_on) as good:
+        options = {"dsn": good.url.replace("@", f"@127.0.0.1:{silent.port},"), "timeout": 0.5}
+        for _ in range(2):
+            connection = await connect(options)
+            assert await connection.fetchval("SELECT 1") == 1
+            await connection.close()
+        assert (silent.asked, good.asked) == (1, 2)
+
+
+async def test_hosts_that_all_refuse_are_said(url: str) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        await connect({"dsn": "postgresql://nobody@127.0.0.1:1,127.0.0.1:2/none"})
+
+
+async def test_a_connection_to_a_server_that_only_reads_is_not_used_again(url: str) -> None:
+    """As after a fail-over that broke no connection: another one may reach the server that writes."""
+    database = await Database(url, Settings(), size=1).open()
+    async with database.connection() as connection:
+        await connection.execute("SET default_transaction_read_only = on")
+    await database.command(lambda tx: add_tenant(tx, "a"))
+    assert await are_there(url) == ["a"]
+    assert connection.is_closed()
+    await database.close()
+
+
+async def test_what_somebody_set_for_our_role_does_not_change_how_we_read(url: str, server: embedded.Joined) -> None:
+    name = url.partition("@/")[2].partition("?")[0]
+    outside = await asyncpg.connect(server.url)
+    await outside.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    await outside.close()
+    database = await Database(url, Settings(), size=1).open()
+    assert await database.pool.fetchval("SHOW transaction_isolation") == "read committed"
+    await database.close()
 
 
 # ---------------------------------------------------------------- a server that stops

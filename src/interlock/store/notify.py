@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from interlock.store.pool import TRANSIENT, Database, behind_pooler, connection_options
+from interlock.store.pool import TRANSIENT, Database, behind_pooler, connect, connection_options
 from interlock.telemetry import log
 from interlock.waiting import either
 
@@ -86,7 +86,7 @@ class _Ear:
             delay = min(delay * 2, 2.0)
 
     async def _listen_until_broken(self) -> None:
-        connection: Any = await asyncpg.connect(**connection_options(self._database))
+        connection = await connect(connection_options(self._database))
         connection.add_termination_listener(lambda _: self._stir.set())
         try:
             while not connection.is_closed():

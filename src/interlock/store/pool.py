@@ -5,6 +5,7 @@ command can be repeated: ids are made before the call, and a transition that alr
 """
 
 import asyncio
+import contextlib
 import random
 import re
 import time
@@ -55,14 +56,26 @@ TRANSIENT: tuple[type[Exception], ...] = (
     TimeoutError,
 )
 
+# A server that we cannot use, though the connection is there: it became a replica, or is silent for longer than any
+# statement takes. What lies idle leads to the same one.
+_USELESS: tuple[type[BaseException], ...] = (asyncpg.ReadOnlySQLTransactionError, TimeoutError)
+
 # A user that ends with one of these may leave its connection in the middle of a statement or a transaction.
 _HALF_WAY: tuple[type[BaseException], ...] = (asyncio.CancelledError, *TRANSIENT)
 
-# The address is none, or nobody knows us there: waiting would not help.
+# No address, or one where we are not known, or that asks for what is not known there: waiting would not help.
 _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
+    asyncpg.UndefinedObjectError,
+)
+
+# Not this host, but perhaps the next one of the address.
+_NOT_HERE: tuple[type[Exception], ...] = (
+    OSError,  # it does not answer, or not in time
+    asyncpg.CannotConnectNowError,
+    asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 
 # A value that no column or index can hold, found out by the server or already by the driver (whose error is an
@@ -154,7 +167,7 @@ class Pool:
                 self._all.discard(connection)
             if self._is_closed:
                 raise Unavailable("the database was closed")
-            connection = await asyncpg.connect(**self._options)
+            connection = await connect(self._options)
         except BaseException:
             self._room.release()
             raise
@@ -179,6 +192,10 @@ class Pool:
             self._all.discard(connection)
         else:
             self._idle.append(connection)
+
+    def leave_idle(self) -> None:
+        for connection in self._idle:
+            connection.terminate()
 
     def terminate(self) -> None:
         self._is_closed = True
@@ -218,7 +235,12 @@ class _Use:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            if kind is not None and issubclass(kind, _HALF_WAY) and not self._connection.is_closed():
+            if kind is None:
+                return
+            if issubclass(kind, _USELESS):
+                self._connection.terminate()
+                self._pool.leave_idle()
+            elif issubclass(kind, _HALF_WAY) and not self._connection.is_closed():
                 await self._clean()
         finally:
             self._pool.give_back(self._connection)
@@ -256,12 +278,22 @@ class Database:
         return self
 
     async def _make_pool(self) -> Pool:
-        pool = Pool(connection_options(self), self._size, self.settings.database_patience_seconds)
+        _check_address(self.url)
+        options = connection_options(self)
+        pool = Pool(options, self._size, self.settings.database_patience_seconds)
         try:
-            async with pool.acquire():
-                return pool
+            async with pool.acquire() as connection:
+                is_kept = "server_settings" not in options or await connection.fetchval(_KEEPS_OUR_SETTINGS)
         except _WRONG_ADDRESS as error:
             raise Invalid(f"INTERLOCK_DATABASE_URL: {error}") from None
+        except asyncpg.ProtocolViolationError as error:
+            if "startup parameter" not in str(error):
+                raise
+            is_kept = False
+        if not is_kept:
+            pool.terminate()
+            raise Invalid(_POOLER)
+        return pool
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -293,7 +325,7 @@ class Database:
     @asynccontextmanager
     async def unhurried(self) -> AsyncIterator[Any]:
         """A connection of its own on which the driver waits as long as the server does: for what may take hours."""
-        connection: Any = await asyncpg.connect(**connection_options(self) | {"command_timeout": None})
+        connection = await connect(connection_options(self) | {"command_timeout": None})
         try:
             yield connection
         finally:
@@ -327,6 +359,59 @@ class Database:
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
 
 
+# Which host of an address answered last: the first to be asked the next time.
+_answered: dict[str, str] = {}
+
+
+async def connect(options: dict[str, Any]) -> Any:
+    """To the first host of the address that will do. Each has the whole time-out: the driver has one for all of them,
+    and never gets past a host that is silent.
+    """
+    address = options["dsn"]
+    hosts = hosts_of(address)
+    if (last := _answered.get(address)) in hosts:
+        hosts = [last, *(host for host in hosts if host != last)]
+    *others, final = hosts
+    for host in others:
+        with contextlib.suppress(*_NOT_HERE):
+            return await _connect(options, host)
+    return await _connect(options, final)
+
+
+async def _connect(options: dict[str, Any], host: str) -> Any:
+    connection = await asyncpg.connect(**options | {"dsn": host})
+    _answered[options["dsn"]] = host
+    return connection
+
+
+def hosts_of(address: str) -> list[str]:
+    """An address for each host of it."""
+    if (parts := re.fullmatch(r"(\w+://(?:[^@/?#]*@)?)([^/?#]*)(.*)", address, re.DOTALL)) is None:
+        return [address]
+    before, hosts, after = parts.groups()
+    return [before + host + after for host in hosts.split(",")]
+
+
+# What was asked for when the connection was made is the server's own: whoever stands between has dropped it, and hands
+# out another session for each transaction, with the statements of others prepared in it.
+_KEEPS_OUR_SETTINGS = "SELECT source = 'client' FROM pg_settings WHERE name = 'enable_bitmapscan'"
+_POOLER = (
+    "INTERLOCK_DATABASE_URL: a pooler answers there, which keeps nothing in a session: add pgbouncer=true to the"
+    " address (postgresql://host/interlock?pgbouncer=true), or name the server itself"
+)
+
+
+def _check_address(url: str) -> None:
+    """Nothing of a password that broke it is in what we say."""
+    with contextlib.suppress(ValueError):
+        if urlsplit(url).netloc.count("@") < 2 and all(urlsplit(host).port != 0 for host in hosts_of(url)):
+            return
+    raise Invalid(
+        "INTERLOCK_DATABASE_URL: this is no address; in a password, @ : / ? # [ ] and % are written %40 %3A %2F %3F"
+        " %23 %5B %5D and %25"
+    )
+
+
 def connection_options(database: Database) -> dict[str, Any]:
     settings = database.settings
     options: dict[str, Any] = {
@@ -343,6 +428,7 @@ def connection_options(database: Database) -> dict[str, Any]:
             "statement_timeout": f"{settings.statement_timeout_seconds * 1000:.0f}",
             "lock_timeout": f"{settings.lock_timeout_seconds * 1000:.0f}",
             "idle_in_transaction_session_timeout": "60000",
+            "default_transaction_isolation": "read committed",
             "jit": "off",
             # Whole tables fit in memory or lie on flash here: an index is nearly always the better way in.
             "random_page_cost": "1.1",

@@ -5,12 +5,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-import asyncpg
-
 from interlock.engine import leases
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.lifecycle import WorkerState
-from interlock.store.pool import TRANSIENT, Tx, behind_pooler, connection_options
+from interlock.store.pool import TRANSIENT, Tx, behind_pooler, connect, connection_options
 from interlock.telemetry import log
 from interlock.waiting import either
 
@@ -136,7 +134,7 @@ class Claimer:
             while not worker.draining:
                 try:
                     if connection is None or connection.is_closed():
-                        connection = await asyncpg.connect(**connection_options(worker.database))
+                        connection = await connect(connection_options(worker.database))
                     await self._claim_forever(Tx(connection))
                 except TRANSIENT as error:
                     log.warning("claim_retry", error=str(error) or type(error).__name__)

@@ -11,7 +11,7 @@ import asyncpg
 from interlock.engine.append import UNACCEPTABLE, Answer, Write, append, was_written
 from interlock.engine.leases import Me, Seat
 from interlock.engine.observe import observe_entries
-from interlock.store.pool import TRANSIENT, Database, connection_options
+from interlock.store.pool import TRANSIENT, Database, connect, connection_options
 from interlock.telemetry import log, metrics
 from interlock.waiting import either
 
@@ -177,7 +177,7 @@ class _Connection:
 
     async def open(self) -> Any:
         if self._opened is None or self._opened.is_closed():
-            self._opened = await asyncpg.connect(**connection_options(self._database))
+            self._opened = await connect(connection_options(self._database))
         return self._opened
 
     def close(self) -> None:
