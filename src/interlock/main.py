@@ -157,7 +157,7 @@ def work(settings: Settings, serve: Serving, adopt: UUID | None = None) -> int:
 async def _work(settings: Settings, url: str, serve: Serving, adopt: UUID | None) -> None:
     stop = _on_signals()
     async with opened(settings, url, size=5) as database:
-        await migrations.wait_until_migrated(database)
+        await migrations.wait_until_migrated(database, stop)
         tenant_ids = await workers.tenants_named(database, serve.tenants) if serve.tenants else None
         worker = Worker(
             database, settings, capacity=serve.concurrency, labels=serve.labels, tenants=tenant_ids, adopt=adopt
@@ -188,7 +188,7 @@ def supervise(settings: Settings, wished: int, serve: Serving) -> int:
 async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) -> int:
     stop = _on_signals()
     async with opened(settings, url, size=3) as database:
-        await migrations.wait_until_migrated(database)
+        await migrations.wait_until_migrated(database, stop)
         sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
             await (await _supervisor(database, settings, url, wished, serve)).run(stop)

@@ -5,10 +5,12 @@ import itertools
 import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from typing import Any
 from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
+import structlog
 
 from interlock.errors import Conflict, Unavailable
 from interlock.ids import floor_of
@@ -17,6 +19,7 @@ from interlock.store import embedded, pool
 from interlock.store import migrate as migrations
 from interlock.store.migrate import Migration, migrate, status, wait_until_migrated
 from interlock.store.pool import Database, connection_options
+from tests.chaos.processes import until
 from tests.conftest import url_of
 from tests.rig import Rig
 
@@ -109,15 +112,44 @@ def test_postgresql_14_is_too_old_and_15_is_not() -> None:
 
 
 async def test_a_worker_waits_until_somebody_has_migrated(empty: Database) -> None:
-    waiting = asyncio.create_task(wait_until_migrated(empty))
+    waiting = asyncio.create_task(wait_until_migrated(empty, asyncio.Event()))
     await migrate(empty)
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_worker_that_waits_for_a_migration_says_so_and_ends_when_it_is_told_to(empty: Database) -> None:
+    stop = asyncio.Event()
+    with structlog.testing.capture_logs() as logs:
+        waiting = asyncio.create_task(wait_until_migrated(empty, stop))
+        await until(lambda: bool(logs), "it has looked")
+        stop.set()
+        await asyncio.wait_for(waiting, 5)
+    assert [line["event"] for line in logs] == ["waits_for_migration"]
+    assert logs[0]["missing"] == len(migrations.migrations())
+
+
+async def test_a_broken_connection_ends_nobody_who_waits_for_a_migration(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [ConnectionResetError("the server went away"), {"applied": [], "pending": []}]
+    monkeypatch.setattr(migrations, "status", AsyncMock(side_effect=answers))
+    await asyncio.wait_for(wait_until_migrated(database, asyncio.Event()), 5)
+
+
+async def test_whoever_looks_at_a_server_that_is_too_old_is_told_so(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "_OLDEST_SERVER", 99)
+    for look in (status(database), wait_until_migrated(database, asyncio.Event())):
+        with pytest.raises(Unavailable, match="too old; Interlock needs") as caught:
+            await asyncio.wait_for(look, 5)
+        assert caught.value.code == "DATABASE_TOO_OLD"
 
 
 async def test_a_worker_refuses_a_database_of_another_version(database: Database) -> None:
     await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
     with pytest.raises(Conflict, match="by another version of Interlock \\(9999_future\\), which this one") as caught:
-        await asyncio.wait_for(wait_until_migrated(database), 5)
+        await asyncio.wait_for(wait_until_migrated(database, asyncio.Event()), 5)
     assert caught.value.code == "DATABASE_OF_ANOTHER_VERSION"
 
 

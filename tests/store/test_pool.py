@@ -381,6 +381,18 @@ async def test_a_connection_to_a_server_that_only_reads_is_not_used_again(url: s
     await database.close()
 
 
+async def test_when_a_connection_is_silent_those_that_lie_idle_are_not_tried_after_it(url: str) -> None:
+    database = await Database(url, Settings(), size=2).open()
+    async with database.connection() as one, database.connection() as two:
+        pass
+    with pytest.raises(TimeoutError):
+        async with database.connection():
+            raise TimeoutError
+    assert one.is_closed() and two.is_closed()
+    assert await database.value("any_key") is False
+    await database.close()
+
+
 async def test_what_somebody_set_for_our_role_does_not_change_how_we_read(url: str, server: embedded.Joined) -> None:
     name = url.partition("@/")[2].partition("?")[0]
     outside = await asyncpg.connect(server.url)

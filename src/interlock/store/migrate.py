@@ -14,6 +14,7 @@ from interlock.errors import Conflict, Unavailable
 from interlock.ids import floor_of
 from interlock.store.pool import Database, retrying
 from interlock.telemetry import log
+from interlock.waiting import either
 
 _LOCK = 0x1B7E510C
 _OLDEST_SERVER = 15
@@ -98,6 +99,7 @@ _ABOUT_SO_MANY_RUNS = """
 
 async def status(database: Database) -> dict[str, Any]:
     async with database.connection() as connection:
+        _check_version(connection.get_server_version())
         try:
             rows = await connection.fetch("SELECT name FROM migration ORDER BY name")
         except asyncpg.UndefinedTableError:
@@ -153,11 +155,17 @@ def _check_version(version: Any) -> None:
         )
 
 
-async def wait_until_migrated(database: Database) -> None:
-    """For workers that start before the server that migrates: they wait instead of failing."""
-    while True:
-        found = await status(database)
+async def wait_until_migrated(database: Database, stop: asyncio.Event) -> None:
+    """For workers that start before the server that migrates: they wait instead of failing, until they are stopped."""
+    has_said = False
+    while not stop.is_set():
+        found = await retrying(lambda: status(database), database.settings.database_patience_seconds)
         _refuse_unknown(found["applied"])
         if not found["pending"]:
             return
-        await asyncio.sleep(0.5)
+        if not has_said:
+            log.warning(
+                "waits_for_migration", missing=len(found["pending"]), made_by="a server, or interlock db migrate"
+            )
+        has_said = True
+        await either(stop, 0.5)
