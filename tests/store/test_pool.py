@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import shutil
+import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -259,6 +260,15 @@ async def test_an_address_that_cannot_be_right_is_said_at_once(
 async def test_what_the_address_asks_for_and_the_server_does_not_know_is_said_at_once(database: Database) -> None:
     with pytest.raises(Invalid, match='INTERLOCK_DATABASE_URL: unrecognized configuration parameter "channel_binding"'):
         await Database(f"{database.url}&channel_binding=require", database.settings).open(patience=60)
+
+
+async def test_a_certificate_that_is_not_the_hosts_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(**_: object) -> None:
+        raise ssl.SSLCertVerificationError("certificate is not valid for 'db'")
+
+    monkeypatch.setattr(asyncpg, "connect", refuse)
+    with pytest.raises(Invalid, match=r"INTERLOCK_DATABASE_URL: .*certificate is not valid for 'db'"):
+        await Database("postgresql://db/app", Settings()).open(patience=1)
 
 
 @pytest.mark.parametrize("password", ["a@SECRET", "SECRET/b", "SECRET#b", "a?SECRET", "a[SECRET", "a:b/SECRET"])

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import random
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -69,6 +70,7 @@ _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.UndefinedObjectError,
+    ssl.SSLCertVerificationError,
 )
 
 # Not this host, but perhaps the next one of the address.
