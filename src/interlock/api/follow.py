@@ -32,6 +32,10 @@ class Follower:
         self.closing.set()
         self._on_run("")
 
+    def pause(self, seconds: float, poll_seconds: float) -> float:
+        """How long to wait for news before looking: the poll is all there is where no notifications come."""
+        return seconds if self._listener.listening.is_set() else min(seconds, poll_seconds)
+
     @contextmanager
     def watching(self, run_id: object) -> Iterator[asyncio.Event]:
         """An event that is set when the run has something new. Readers pull; a slow one holds up nobody."""

@@ -291,7 +291,7 @@ async def _until_settled(
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            await either(news, min(left, _POLL_SECONDS))
+            await either(news, min(left, found.follower.pause(_POLL_SECONDS, found.settings.poll_seconds)))
         news.clear()
         over = left <= 0 or found.follower.closing.is_set()
         row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)

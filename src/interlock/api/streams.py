@@ -61,6 +61,7 @@ async def _events(found: Services, key: str, subject_id: UUID, more: More) -> As
             if events:
                 quiet, pause = 0.0, _FIRST_PAUSE_SECONDS
                 continue
+            pause = found.follower.pause(pause, found.settings.poll_seconds)
             await either(news, pause)
             quiet += pause
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
