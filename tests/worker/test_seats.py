@@ -604,3 +604,15 @@ async def test_a_seat_that_a_crash_took_is_opened_again(rig: Rig, hold: Hold) ->
     async with free_worker(rig) as worker:
         await rig.sql("DELETE FROM seat")
         await until_seated(rig, worker)
+
+
+async def test_a_lane_is_put_to_rest_without_waiting_for_who_starts_a_run(rig: Rig) -> None:
+    """Who starts one locks the lane for a seat, finds that it is taken, and then asks that the lane stays awake."""
+    lane = rig.admin.tenant_id
+    await rig.sql("UPDATE lane SET active = true WHERE tenant_id = $1", lane)
+    async with rig.database.connection() as claims:
+        async with asyncio.timeout(5), rig.database.transaction() as starts:
+            await starts.connection.execute("UPDATE lane SET in_flight = in_flight WHERE tenant_id = $1", lane)
+            assert not await leases.rest(Tx(claims), [lane])
+            await starts.connection.execute("SELECT wake_lane($1, NULL)", lane)
+        assert await leases.rest(Tx(claims), [lane])

@@ -85,12 +85,16 @@ BEGIN
   END IF;
 END $$;
 
--- Called by a claim that found nothing in a lane. Answers whether the lane now rests.
+-- Called by a claim that found nothing in a lane. Answers whether the lane now rests. It waits for nobody: whoever starts
+-- a run may have locked the lane's row, for a seat that was then another's, before it asks that the lane stays awake.
 CREATE FUNCTION rest_lane(dry uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  home uuid;
 BEGIN
   -- Losing this in a crash only means that the next claim finds the lane empty again.
   PERFORM set_config('synchronous_commit', 'off', true);
-  IF NOT pg_try_advisory_xact_lock(hashtextextended((SELECT home_id FROM lane WHERE id = dry)::text, 42)) THEN
+  SELECT home_id INTO home FROM lane WHERE id = dry FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND OR NOT pg_try_advisory_xact_lock(hashtextextended(home::text, 42)) THEN
     RETURN false;
   END IF;
   UPDATE lane SET active = false
