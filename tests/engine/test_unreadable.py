@@ -56,6 +56,8 @@ async def test_it_ends_failed_says_why_and_nothing_else_is_affected(rig: Rig) ->
     assert run["error"]["message"].startswith(WHY)
     assert run["error"]["code"] == "RUN_RESUME_FAILED"
     assert (await rig.journal(bad))[-1] == "run: running -fail-> failed"
+    [claims] = await rig.sql("SELECT lease_token FROM run WHERE id = $1", bad)
+    assert claims["lease_token"] == 2, "the second to find that out ends it, though a third would take it at once"
     assert [dict(row) for row in await rig.sql("SELECT in_flight FROM lane")] == [{"in_flight": 0}]
 
 

@@ -166,9 +166,9 @@ async def leases_of(connection: Tx, now: datetime | None, me: Me) -> list[Row]:
     return await connection.fetch("leases_of", now, me.id)
 
 
-async def hand_back(database: Database, me: Me, run_id: UUID, token: int) -> None:
+async def hand_back(tx: Tx | Database, me: Me, run_id: UUID, token: int) -> None:
     """For another worker, which may be able to go on with it; nothing if it is not ours any more."""
-    await database.fetch("hand_back", me.id, run_id, token)
+    await tx.fetch("hand_back", me.id, run_id, token)
 
 
 async def claims_in_vain(database: Database, run_id: UUID, token: int) -> int:

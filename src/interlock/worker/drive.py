@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock import tracing
@@ -27,7 +28,7 @@ from interlock.journal import (
     wind_up,
 )
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
-from interlock.store.pool import FOREVER, Row
+from interlock.store.pool import FOREVER, Row, Tx
 from interlock.telemetry import log
 from interlock.worker.call import Call
 from interlock.worker.executor import execute
@@ -433,10 +434,17 @@ class Driver:
         run, database = self.run, self._worker.database
         log.error("run_unreadable", run_id=str(run.lease.run_id), error=error.detail)
         vain = await leases.claims_in_vain(database, run.lease.run_id, run.lease.token)
-        await self._hand_back()
-        if vain >= _MOST_READERS:
-            await database.command(lambda tx: give_up(tx, database, run.row, run.actor, error.detail[:2000]))
+        if vain < _MOST_READERS:
+            await self._hand_back()
+        else:
+            await database.command(partial(self._end_unread, error.detail[:2000]))
             self._worker.run_errands()
+
+    async def _end_unread(self, why: str, tx: Tx) -> None:
+        """In one transaction: whoever is free would else have the run before it has ended, and find out the same."""
+        run, worker = self.run, self._worker
+        await leases.hand_back(tx, worker.me, run.lease.run_id, run.lease.token)
+        await give_up(tx, worker.database, run.row, run.actor, why)
 
     async def _hand_back(self) -> None:
         # Not at once: what fails every time must not keep us busy.
