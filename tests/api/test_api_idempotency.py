@@ -265,6 +265,8 @@ async def test_a_request_that_nobody_answered_is_made_again_when_its_lock_ran_ou
 @pytest.mark.parametrize("over", [False, True])
 async def test_a_request_that_failed_is_made_again(rig: Rig, http: httpx2.AsyncClient, over: bool) -> None:
     await leave(rig, "failed", body=BODY, error="'boom'", attempts="4")
+    again = metrics.transition("idempotency", "failed", "processing")
+    before = again._value.get()
     if over:
         rig.clock.advance(3601)
     other = await http.post("/api/runs", json={"workflow": "echo"}, headers={"Idempotency-Key": "k1"})
@@ -273,6 +275,7 @@ async def test_a_request_that_failed_is_made_again(rig: Rig, http: httpx2.AsyncC
     assert answer.status_code == (422 if over else 201)
     [record] = await rig.sql("SELECT * FROM idempotency")
     assert (record["status"], record["attempts"], record["error"]) == ("completed", 1 if over else 5, None)
+    assert again._value.get() - before == (0 if over else 1)
 
 
 async def test_a_request_that_failed_too_often_says_why(rig: Rig, http: httpx2.AsyncClient) -> None:

@@ -196,3 +196,12 @@ async def test_entries_that_came_before_their_month_keep_nobody_from_starting(da
     assert f"entry_{early:%Y%m}" not in names
     assert {f"entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
     assert await database.pool.fetchval("SELECT count(*) FROM entry_rest") == 1
+
+
+async def test_a_month_that_cannot_be_made_for_another_reason_is_not_passed_over(database: Database) -> None:
+    now = migrations._month(datetime.now(UTC), 20)
+    low, high = floor_of(now), floor_of(migrations._month(now, 1))
+    await database.pool.execute(f"CREATE TABLE odd PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}')")
+    async with database.pool.acquire() as connection:
+        with pytest.raises(asyncpg.InvalidObjectDefinitionError, match="overlap"):
+            await migrations.ensure_partitions(connection, now)

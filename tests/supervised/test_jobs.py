@@ -316,6 +316,27 @@ async def _no_drivers(both: list[Any]) -> bool:
     return not any(worker.drivers for worker in both)
 
 
+async def test_a_run_of_an_ended_job_that_cannot_be_canceled_stops_no_other(
+    shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await shop.job(runs=3)
+    await rig.claim_by_hand()
+    await rig.sweep()
+    bad = (await runs_of(rig, job_id))[0]["id"]
+    cancel = jobs._cancel_run
+
+    async def broken(database: Database, plans: Plans, row: Row) -> None:
+        if row["id"] == bad:
+            raise RuntimeError("boom")
+        await cancel(database, plans, row)
+
+    monkeypatch.setattr(jobs, "_cancel_run", broken)
+    monkeypatch.setattr(jobs, "_AT_ONCE", 1)
+    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    assert await jobs.cancel_runs(rig.database, rig.plans) == 2
+    assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] != "canceled"} == {bad}
+
+
 async def test_a_canceling_run_of_an_ended_job_is_finished_by_any_worker(shop: Shop, rig: Rig) -> None:
     """Its worker dies before it could stop the run, and nobody is reserved for the job any more."""
     job_id = await shop.job()
