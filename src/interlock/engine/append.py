@@ -230,6 +230,4 @@ async def was_written(database: Database, connection: Any, me: Me, writes: list[
 
 # One write of the batch is wrong, the others are not: a constraint of its row said no, it is too large for the
 # database, or it is not even JSON.
-UNACCEPTABLE = (
-    asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError, *UNSTORABLE, orjson.JSONEncodeError
-)  # fmt: skip
+UNACCEPTABLE = (asyncpg.IntegrityConstraintViolationError, *UNSTORABLE, orjson.JSONEncodeError)
