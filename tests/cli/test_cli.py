@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -518,6 +519,16 @@ def test_tools_are_those_that_the_setting_names(url: str, tmp_path: Path, monkey
     found = {tool["name"]: tool for tool in json.loads(run("tools", "--json").stdout)["items"]}
     assert found["cli_test.ping"]["writes"] is True
     assert "cli_test.ping" in run("tools").stdout
+
+
+@pytest.mark.parametrize("what", ["tools", "flows"])
+def test_who_has_none_is_told_how_to_have_some(what: str, tmp_path: Path) -> None:
+    """In a process of its own: this one knows those of other tests."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "interlock", what], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")},
+    )  # fmt: skip
+    assert shown.stdout.startswith("none; ") and "INTERLOCK_TOOLS" in shown.stdout
 
 
 # ---------------------------------------------------------------- showing

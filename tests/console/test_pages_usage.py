@@ -168,6 +168,7 @@ def test_runs_of_another_hour_are_not_drawn() -> None:
 
 
 async def test_use_is_shown_against_caps(rig: Rig, sign_in: SignIn) -> None:
+    rig.clock.freeze()  # within one minute
     small = await rig.tenant("small", max_concurrency=4, max_runs_per_min=2, max_writes_per_run=9)
     await rig.apply("name: capped\ncaps: {max_concurrency: 3}\nsteps: [{id: a, tool: t.a}]", small)
     for _ in range(3):

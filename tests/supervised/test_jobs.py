@@ -183,7 +183,14 @@ async def test_a_job_that_is_not_valid_fails_at_once(shop: Shop, rig: Rig) -> No
     made = await http.post("/api/jobs", json=body)
     assert (made.status_code, made.json()["status"]) == (201, "failed")
     assert "nothing" in made.json()["reason"]
-    for wrong in ({"worker_count": 11}, {"worker_count": 0}, {"inputs": []}, {"timeout_seconds": -1}, {"workers": 2}):
+    for wrong in (
+        {"worker_count": 11},
+        {"worker_count": 0},
+        {"inputs": []},
+        {"inputs": [1]},
+        {"timeout_seconds": -1},
+        {"workers": 2},
+    ):
         assert (await http.post("/api/jobs", json=body | wrong)).status_code == 422, wrong
     lost = await http.post("/api/jobs", json=body | {"parent_job_id": str(uuid7())})
     assert (lost.status_code, lost.json()["code"]) == (404, "JOB_NOT_FOUND")

@@ -100,7 +100,10 @@ def flows(as_json: Json = False) -> None:
         Flow(name=flow.name, version=flow.version, description=flow.description, retired=flow.is_retired)
         for flow in tools_here().flows.all()
     ]
-    show.print_page(Page[Flow](items=found), FLOWS, as_json=as_json)
+    if found or as_json:
+        show.print_page(Page[Flow](items=found), FLOWS, as_json=as_json)
+    else:
+        show.console().print("none; name files of yours in INTERLOCK_TOOLS")
 
 
 @db.command(epilog=example("interlock db migrate"))

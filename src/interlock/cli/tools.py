@@ -54,7 +54,10 @@ def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
     from interlock.wire import Page, Tool
 
     found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
-    show.print_page(Page[Tool](items=found), TOOLS, as_json=as_json)
+    if found or as_json:
+        show.print_page(Page[Tool](items=found), TOOLS, as_json=as_json)
+    else:
+        show.console().print("none; name files of yours in INTERLOCK_TOOLS, or add a server with tools add-mcp")
 
 
 @app.command(

@@ -3,10 +3,11 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from interlock.lifecycle import JobState, WorkerState
-from interlock.wire.grammar import Body, Id, Name, StateChange, Text, View, encodable
+from interlock.wire.grammar import Body, Id, Name, StateChange, Text, View
+from interlock.wire.runs import Input
 
 
 class Worker(View):
@@ -77,7 +78,7 @@ class NewJob(Body):
     task_description: Text
     workflow: Name
     version: PositiveInt | None = None
-    inputs: Annotated[list[Any], Field(min_length=1, max_length=10_000), AfterValidator(encodable)] = [{}]
+    inputs: Annotated[list[Input], Field(min_length=1, max_length=10_000)] = [{}]
     worker_count: Annotated[int, Field(ge=1, le=10)] = 1
     parent_job_id: UUID | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=365 * 86400)] | None = None
