@@ -152,6 +152,7 @@ async def test_wait_answers_when_a_person_is_needed_and_when_the_time_is_over(
     async with rig.worker():
         answer = await http.post("/api/runs", params={"wait": 0.05}, json={"workflow": "hold"})
         assert (answer.status_code, answer.json()["status"] in ("pending", "running")) == (201, True)
+        await hold.inside()
         answer = await http.get(f"/api/runs/{answer.json()['id']}", params={"wait": 0.05})
         assert answer.json()["status"] == "running"
         hold.release.set()
