@@ -111,6 +111,19 @@ def test_postgresql_14_is_too_old_and_15_is_not() -> None:
     migrations._check_version(Version(15))
 
 
+async def test_who_looks_in_the_midst_of_migrating_is_told_how_far_it_is(
+    empty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations.migrations()
+    stuck = Migration(known[1].name, "SELECT 1 / 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "migrations", lambda: [known[0], stuck, *known[2:]])
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await migrate(empty)
+    found = await status(empty)
+    assert (found["applied"], found["pending"], found["runs"]) == (ALL[:1], ALL[1:], 0)
+
+
 async def test_a_worker_waits_until_somebody_has_migrated(empty: Database) -> None:
     waiting = asyncio.create_task(wait_until_migrated(empty, asyncio.Event()))
     await migrate(empty)

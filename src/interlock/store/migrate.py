@@ -105,13 +105,13 @@ async def status(database: Database) -> dict[str, Any]:
         except asyncpg.UndefinedTableError:
             rows = []
         applied = [r["name"] for r in rows]
-        runs = await connection.fetchval(_ABOUT_SO_MANY_RUNS) if applied else 0
+        has_runs = await connection.fetchval("SELECT to_regclass('run') IS NOT NULL")
         return {
             "server_version": await connection.fetchval("SHOW server_version"),
             "applied": applied,
             "pending": [m.name for m in migrations() if m.name not in applied],
             "size_bytes": await connection.fetchval("SELECT pg_database_size(current_database())"),
-            "runs": runs,
+            "runs": await connection.fetchval(_ABOUT_SO_MANY_RUNS) if has_runs else 0,
         }
 
 
