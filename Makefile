@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(DEV)
 	@touch $@
 
-DEV := boto3 hypothesis import-linter mcp "moto[s3,server]" mypy opentelemetry-sdk playwright "pydantic-ai-slim[anthropic,google,openai]" pytest pytest-asyncio pytest-xdist ruff types-PyYAML
+DEV := boto3 hypothesis import-linter mcp "moto[s3,server]" mypy opentelemetry-sdk playwright "pydantic-ai-slim[anthropic,google,openai]" pytest pytest-asyncio pytest-xdist ruff schemathesis types-PyYAML
 
 demo: install    ## a refund that stops for a person, on the embedded database
 	@$(BIN)/interlock demo $(ARGS)
@@ -27,9 +27,9 @@ demo: install    ## a refund that stops for a person, on the embedded database
 up: install      ## API and one worker on the embedded database
 	@$(BIN)/interlock up $(ARGS)
 
-test: install    ## the promises, against a real PostgreSQL; see also chaos
+test: install    ## the promises, against a real PostgreSQL; AT='2026-12-31 23:59:50' moves the clock; see also chaos
 	@$(BIN)/python -m tests.browser.chromium
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" $(ARGS)
+	@$(if $(AT),$(BIN)/python -m tests.faketime '$(AT)') $(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" $(ARGS)
 
 chaos: install   ## SIGKILL, SIGSTOP and database restarts under load, for minutes
 	@$(BIN)/python -m pytest -m chaos $(ARGS)

@@ -32,18 +32,18 @@ def main(
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, a shorter backlog.")] = False,
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(MEASURES)}, comma-separated.")] = "",
 ) -> None:
-    """Measure Interlock against a hand-written ceiling. A missed goal is shown, not an error."""
+    """Measure Interlock against a hand-written ceiling. The report shows a missed goal; it is not an error."""
     chosen = [name.strip() for name in only.split(",") if name.strip()] or list(MEASURES)
     if unknown := set(chosen) - set(MEASURES):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
-    # The client's own log lines would be measured with it.
+    # The client's own log lines would distort the measurement.
     configure_logging("warning", "auto")
     if failed := run_loop(_measure(_console(), chosen, quick)):
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
 async def _measure(console: Console, chosen: list[str], quick: bool) -> list[str]:
-    """The names of those that failed: what was measured before and after them is shown all the same."""
+    """Return the names of the measurements that failed. The report still shows all others."""
     effort = QUICK if quick else FULL
     figures: list[Figure] = []
     failed: list[str] = []
@@ -66,7 +66,7 @@ async def _measure(console: Console, chosen: list[str], quick: bool) -> list[str
 
 
 def _console() -> Console:
-    """In a file or a pipe there is room for the whole table."""
+    """A file or a pipe has room for the whole table."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
@@ -77,7 +77,7 @@ def _progress(console: Console) -> Progress:
 
 
 if __name__ == "__main__":
-    # As on Ctrl-C: the server that was started for this is stopped.
+    # As on Ctrl-C: stop the server that this benchmark started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)

@@ -1,4 +1,4 @@
-"""The backlog: a long queue of 1-step runs is drained, and the end of it must go as fast as its beginning."""
+"""The backlog: workers drain a long queue of 1-step runs, and its last part must drain as fast as its first part."""
 
 import asyncio
 import statistics
@@ -44,7 +44,7 @@ async def _drain(session: Session, what: str, open_side: OpenSide) -> Samples:
     counter = Counter(path)
     async with open_side(session.stage) as side:
         session.tell(f"{what}: filling the queue")
-        # Before the worker is there, as after a night without one.
+        # Enqueue before the worker starts, as after a night without a worker.
         await side.enqueue(session.effort.backlog, 1)
         await side.tidy()
 
@@ -70,6 +70,6 @@ async def _watch(counter: Counter, target: int) -> Samples:
 
 
 def _rate(samples: Samples, target: int, low: float, high: float) -> float:
-    """The median of the rates between looks: one disturbed second does not decide."""
+    """Return the median of the rates between samples, so that one disturbed second does not decide."""
     part = [(at, count) for at, count in samples if low * target <= count <= high * target]
     return statistics.median((c2 - c1) / (t2 - t1) for (t1, c1), (t2, c2) in pairwise(part))

@@ -1,4 +1,4 @@
-"""How the machine is at this moment: a measurement begins when nobody else uses it or slows it down."""
+"""How busy the machine is: a measurement starts when no other process uses the machine or slows it down."""
 
 import os
 import statistics
@@ -15,7 +15,7 @@ _STAT = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Microseconds for a fixed piece of Python, and how many cores were busy with something else meanwhile."""
+    """Microseconds for a fixed piece of Python, and how many cores other processes used during that time."""
 
     micros: float
     others: float
@@ -39,7 +39,7 @@ def _work() -> int:
 
 
 def _busy_seconds() -> float:
-    """Of all cores since the start, with what a hypervisor took away; 0 where the system does not tell."""
+    """Return busy seconds of all cores since boot, including stolen time; 0 where the system does not say."""
     if not _STAT.exists():
         return 0.0
     user, nice, system, _idle, _iowait, *rest = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:9])
@@ -47,7 +47,7 @@ def _busy_seconds() -> float:
 
 
 class Calm:
-    """Knows the best pulse of this run, and waits for one near it, but not for ever."""
+    """Keeps the best pulse of this run and waits, for a limited time, for a pulse near it."""
 
     def __init__(self) -> None:
         self.best = pulse().micros

@@ -1,8 +1,8 @@
-"""The ceiling: what this server and this driver can do when nothing is asked of them but to claim and to append.
+"""The ceiling: the rate that this server and driver reach with nothing but claims and appends.
 
-Runs are claimed in batches, what finished meanwhile is appended in one statement, and a listener is woken only where
-somebody waits. There are no retries, no versions, no lanes, no approvals and no history but the outputs: an engine is
-slower than this by what it promises.
+Workers claim runs in batches, append all steps that finished since the last append in one statement, and notify only
+waiting listeners. There are no retries, no versions, no lanes, no approvals and no history except the outputs. The
+difference to this rate is the price of an engine's guarantees.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ UPDATE run SET state = 'l', owner = $2 FROM top WHERE run.id = top.id
 RETURNING run.id, run.steps
 """
 
-# A step is one row in `step`. The run's own row changes only when it was the last.
+# A step is one row in `step`. The run's own row changes only with its last step.
 APPEND = """
 WITH written AS (
   SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[]) AS w (run_id, seq, output)
@@ -107,7 +107,7 @@ class Ceiling:
         self._event_of(int(event[-1])).set()
 
     def _event_of(self, run_id: int) -> asyncio.Event:
-        """The news of a run may come before its id does."""
+        """The notification of a run may arrive before its id."""
         return self._ended.setdefault(run_id, asyncio.Event())
 
 

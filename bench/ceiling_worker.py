@@ -1,4 +1,4 @@
-"""The ceiling's worker, a process of its own: `python -m bench.ceiling_worker URL NUMBER COUNTER`."""
+"""The ceiling's worker, in a separate process: `python -m bench.ceiling_worker URL NUMBER COUNTER`."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class CeilingWorker:
         while True:
             self._wake.clear()
             room = min(_BATCH, _IN_FLIGHT - self._held)
-            if self._held and room < _BATCH // 4:  # in large bites only
+            if self._held and room < _BATCH // 4:  # claim only large batches
                 await self._wake.wait()
                 continue
             rows = await claim.fetch(room, self._number)
@@ -68,7 +68,7 @@ class CeilingWorker:
         append = await connection.prepare(APPEND)
         while True:
             await self._filled.wait()
-            await asyncio.sleep(0)  # let the steps that are about to finish come along
+            await asyncio.sleep(0)  # let steps that are about to finish join this batch
             batch, self._done = self._done[:_BATCH], self._done[_BATCH:]
             if not self._done:
                 self._filled.clear()

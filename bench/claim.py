@@ -1,4 +1,4 @@
-"""The cost of a claim: it must not grow with the number of tenants that have work, nor with the length of the queue."""
+"""The cost of a claim must grow neither with the number of tenants that have work nor with the length of the queue."""
 
 import contextlib
 import statistics
@@ -9,7 +9,7 @@ from typing import Any
 from bench import engine
 from bench.figures import Figure, Goal, figure
 from bench.session import Session
-from interlock.engine.leases import Me, register
+from interlock.engine.leases import WorkerIdentity, register
 from interlock.store.pool import Database
 from interlock.store.queries import SQL
 
@@ -17,7 +17,7 @@ _BATCH = 50
 _WARM_UP = 10
 _GOAL = Goal("≤", 2.0)
 
-# Ids as uuid7 makes them, without asking for a server that has the function.
+# Make ids like uuid7, without requiring a server that has the function.
 _ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint + n / 4096), 12, '0') || '7' ||
   lpad(to_hex(n % 4096), 3, '0') || '8' || left(md5(n::text), 15))::uuid"""
 _TENANTS = f"""
@@ -53,7 +53,7 @@ async def measure(session: Session) -> list[Figure]:
 
 
 async def _compare(session: Session, name: str, small: tuple[int, int], large: tuple[int, int]) -> Figure:
-    """Claims of the two take turns, and so do their repetitions."""
+    """Alternate the claims of the two cases, and their repetitions."""
     session.tell(f"{name}: filling two databases")
     async with _filled(session, *small) as few, _filled(session, *large) as much:
         for claimer in (few, much):
@@ -73,11 +73,11 @@ async def _take_turns(session: Session, few: "_Claimer", much: "_Claimer") -> tu
 
 
 class _Claimer:
-    def __init__(self, connection: Any, me: Me) -> None:
+    def __init__(self, connection: Any, me: WorkerIdentity) -> None:
         self._connection, self._me = connection, me
 
     async def claim(self) -> float:
-        """Seconds of the statement alone; it is undone, so that every claim finds the same queue."""
+        """Return the seconds of the statement alone. Roll the claim back, so that every claim finds the same queue."""
         undone = self._connection.transaction()
         await undone.start()
         began = time.perf_counter()
@@ -102,7 +102,7 @@ async def _filled(session: Session, tenants: int, runs: int) -> AsyncIterator[_C
             yield _Claimer(connection, me)
 
 
-async def _working(database: Database) -> Me:
+async def _working(database: Database) -> WorkerIdentity:
     me = await register(database, capacity=_BATCH, lease_seconds=3600)
     await database.pool.execute("UPDATE worker SET status = 'running' WHERE id = $1", me.id)
     return me

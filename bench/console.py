@@ -1,4 +1,4 @@
-"""The console with a million runs behind it: how long the server takes for a page, asked as a browser asks."""
+"""The console with a million runs: how long the server takes for a page that a browser requests."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from bench import engine
 from bench.figures import Figure, Goal, Spread, percentile
 from bench.session import Session
 from interlock import console
-from interlock.api import Services, create_app
-from interlock.api.follow import Follower
-from interlock.console.page import COOKIE
-from interlock.engine import signins
-from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.api import AppContext, create_app
+from interlock.api.limits import COOKIE
+from interlock.api.run_watcher import Follower
+from interlock.engine import console_sessions
+from interlock.engine.evidence import EvidenceSigner
+from interlock.engine.key_store import Salts, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.tenants import Principals
 from interlock.integrations.artifacts import Artifacts
@@ -27,8 +27,8 @@ _GOAL = Goal("≤", 100)
 _ASKED, _WARM_UP = 15, 3
 _AT_ONCE = 50_000
 
-# Ended runs of the last thirty days: one in a thousand failed, one in ten thousand of a workflow that hardly anybody
-# uses, one in a thousand begun by a schedule.
+# Ended runs of the last thirty days: one in a thousand failed, one in ten thousand belongs to a rarely used workflow,
+# and a schedule started one in a thousand.
 _FILL = """
 INSERT INTO run (id, tenant_id, workflow, workflow_version, status, reason, input, trigger, requested_by, seq,
                  created_at, started_at, completed_at)
@@ -80,22 +80,22 @@ def _pages(run_id: Any) -> dict[str, str]:
 async def _ended(side: engine.Engine) -> Any:
     ended = "SELECT id FROM run WHERE workflow = 'noop5' AND status = 'succeeded' AND seq <> 12 LIMIT 1"
     async with asyncio.timeout(60):
-        while (found := await side.database.pool.fetchval(ended)) is None:  # noqa: ASYNC110 — they are other processes
+        while (found := await side.database.pool.fetchval(ended)) is None:  # noqa: ASYNC110 — other processes do it
             await asyncio.sleep(0.2)
     return found
 
 
 @contextlib.asynccontextmanager
 async def _visitor(side: engine.Engine) -> AsyncIterator[httpx2.AsyncClient]:
-    """Signed in, in the server's own process: what is measured is the server's time."""
+    """Sign in to an in-process server: the measurement is of the server's time."""
     database, settings = side.database, side.database.settings
-    notary = Notary(Signing(settings), Salts(settings), Artifacts(settings.data_dir.absolute().as_uri()))
+    notary = EvidenceSigner(Signing(settings), Salts(settings), Artifacts(settings.data_dir.absolute().as_uri()))
     principals = Principals(database)
     follower = Follower(database, principals)
-    services = Services(database, settings, side.plans, principals, Policies(database, registry), follower, notary)
+    services = AppContext(database, settings, side.plans, principals, Policies(database, registry), follower, notary)
     app = create_app(services)
     console.mount(app)
-    token = await signins.begin(database, engine.KEY)
+    token = await console_sessions.begin(database, engine.KEY)
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://console", cookies={COOKIE: token}
     ) as http:

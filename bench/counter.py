@@ -1,4 +1,4 @@
-"""A number in a file that two processes map: one adds, the other looks, and neither asks the database."""
+"""A number in a file that two processes map: one adds, the other reads, and neither asks the database."""
 
 import mmap
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Counter:
-    """For one writer."""
+    """For a single writer."""
 
     def __init__(self, path: str | Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)

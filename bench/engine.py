@@ -1,4 +1,4 @@
-"""Interlock as it is used: real `interlock worker` and `interlock up` processes, with the settings they come with."""
+"""Interlock as in production: real `interlock worker` and `interlock up` processes with their default settings."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ KEY = "il_benchmark_only_not_a_secret"
 
 
 class Engine:
-    """The engine's own functions at one end, worker processes at the other."""
+    """The engine's own functions on the client side, worker processes on the other side."""
 
     def __init__(self, stage: Stage, url: str, database: Database, principal: Principal) -> None:
         self._stage, self.url = stage, url
@@ -73,13 +73,13 @@ class Engine:
     async def until_working(self, workers: int) -> None:
         live = "SELECT count(*) FROM worker WHERE status = 'running'"
         async with asyncio.timeout(60):
-            while await self.database.pool.fetchval(live) < workers:  # noqa: ASYNC110 — they are other processes
+            while await self.database.pool.fetchval(live) < workers:  # noqa: ASYNC110 — other processes do it
                 await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
 async def opened(stage: Stage) -> AsyncIterator[Engine]:
-    """A fresh database with the schema, a tenant and the workflows, and nobody working on it."""
+    """Give a fresh database with the schema, a tenant and the workflows, and no worker."""
     async with stage.database() as url:
         database = await Database(url, Settings(statement_timeout_seconds=600)).open()
         try:
@@ -99,11 +99,11 @@ async def opened(stage: Stage) -> AsyncIterator[Engine]:
 async def _apply(engine: Engine, name: str, step: str, steps: int) -> None:
     listed = "".join(f"  - {{id: s{number}, {step[1:]}\n" for number in range(steps))
     plan = parse(f"name: {name}\nsteps:\n{listed}")
-    await engine.database.command(lambda tx: workflows.apply(tx, engine.database, engine.principal, plan))
+    await engine.database.run_in_transaction(lambda tx: workflows.apply(tx, engine.database, engine.principal, plan))
 
 
 class Served:
-    """The whole of it: client, HTTP, server, worker."""
+    """The complete path: client, HTTP, server, worker."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Figures: what was measured how often, its median and range, and whether that is what we promise."""
+"""Figures: how often we measured a value, its median and range, and whether it meets our promise."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from bench.calm import Pulse
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The same thing measured several times."""
+    """Repeated measurements of one value."""
 
     values: list[float]
 
@@ -36,7 +36,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table. `base` is the ceiling, or the easy case where we are compared with ourselves."""
+    """One row of the table. `base` is the ceiling, or the easy case where we compare with ourselves."""
 
     name: str
     unit: str
@@ -64,7 +64,7 @@ def figure(
     name: str, unit: str, base: Sequence[float], ours: Sequence[float], goal: Goal | None = None,
     *, pulses: Sequence[Pulse] = (), notes: dict[str, Any] | None = None,
 ) -> Figure:  # fmt: skip
-    """Each of ours is compared with the one that was measured just before it, so that a slow minute slows both."""
+    """Compare each of our measurements with the baseline just before it, so that a slow minute slows both."""
     ratios = [o / b for b, o in zip(base, ours, strict=True)]
     return Figure(
         name, unit, Spread(list(base)), Spread(list(ours)), Spread(ratios), goal, list(pulses), dict(notes or {})

@@ -1,7 +1,7 @@
-"""The gate: what it costs to judge a write, and what a step that writes costs more than one that reads.
+"""The gate: the cost of judging a write, and how much more a writing step costs than a reading step.
 
-The writes are low in risk and allowed by the policy a tenant starts with. Besides being proposed, digested and judged,
-a write has its intent on disk before it begins and leaves a receipt; the difference to a read has all of that in it.
+The writes are low in risk, and a tenant's initial policy allows them. A write is proposed, digested and judged, its
+intent is on disk before it starts, and it leaves a receipt. The difference to a read includes all of that.
 """
 
 import statistics
@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 
-import bench.noop_tools  # noqa: F401 — its tools are registered
+import bench.noop_tools  # noqa: F401 — registers its tools
 from bench import engine
 from bench.figures import Figure, Goal, Spread, figure
 from bench.session import Session
@@ -18,7 +18,7 @@ from interlock.engine.policies import Policies
 from interlock.engine.runs import prepare
 from interlock.journal import Journal
 from interlock.tools import registry
-from interlock.worker.gate import Gate, Pass
+from interlock.worker.gate import Allow, PolicyGate
 
 _RUNS, _WARM_UP, _BURSTS = 600, 100, 3
 _JUDGED = 2000
@@ -44,8 +44,8 @@ async def measure(session: Session) -> list[Figure]:
 
 
 async def _judge(side: engine.Engine) -> float:
-    """Microseconds for each, in the same process as whoever asks, which is where a worker's gate is."""
-    gate = Gate(side.database, Policies(side.database, registry))
+    """Return the microseconds of each judgment, in the caller's process, as in a worker."""
+    gate = PolicyGate(side.database, Policies(side.database, registry))
     new = await prepare(side.plans, side.principal, engine.WRITES)
     [fold, *_] = Journal(new.id, new.plan, input=None, trigger=None, run={}).steps.values()
     row = {
@@ -60,7 +60,7 @@ async def _judge(side: engine.Engine) -> float:
             began = time.perf_counter()
         arguments = {"charge": f"ch_{number}", "amount": number}
         verdict = await gate.judge(row, fold, tool.propose(arguments, arguments, {}), now)
-        assert isinstance(verdict, Pass), verdict
+        assert isinstance(verdict, Allow), verdict
     return (time.perf_counter() - began) / _JUDGED * 1e6
 
 

@@ -1,4 +1,4 @@
-"""Latency on an idle system: one run from its start to its end as its client sees it, and from step to step."""
+"""Latency on an idle system: one run from start to end as its client sees it, and from step to step."""
 
 import asyncio
 import time

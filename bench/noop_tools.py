@@ -1,4 +1,4 @@
-"""Tools that do nothing, for the workers of the benchmark: one says when and counts its calls, two are asked to act."""
+"""Tools that do nothing, for the benchmark's workers: one reports the time and counts its calls, two are writes."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Processes that the benchmark starts: each says when it is up, and is ended by its own id."""
+"""Processes that the benchmark starts: each reports when it is ready, and the benchmark stops it by its process id."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _DOWN_SECONDS = 10.0
 
 @contextlib.asynccontextmanager
 async def running(log: Path, *arguments: str, says: str | None = None, **more: str) -> AsyncIterator[str]:
-    """`python ARGUMENTS` for as long as the block lasts. Gives the line of its output that has `says` in it."""
+    """Run `python ARGUMENTS` for as long as the block lasts. Give the first line of its output that contains `says`."""
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors, cwd=ROOT, env=_environment(more)
@@ -26,7 +26,7 @@ async def running(log: Path, *arguments: str, says: str | None = None, **more: s
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Ours without the settings of whoever runs the benchmark."""
+    """Return our environment without the user's Interlock settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     return {**inherited, "PYTHONPATH": str(ROOT), **more}
 
@@ -45,7 +45,7 @@ def _end_of(log: Path) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    # It may have ended by itself.
+    # The process may already have exited.
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

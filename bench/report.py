@@ -1,4 +1,4 @@
-"""The report: a table for people, JSON for whoever compares."""
+"""The report: a table for people, JSON for programs."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ def _verdict(one: Figure) -> str:
     if one.goal is None:
         return ""
     said = "[green]yes[/]" if one.is_met else "[bold red]MISSED[/]"
-    # The median decides, but repetitions that disagree say that the machine was not steady enough to tell.
+    # The median decides, but repetitions that disagree mean that the machine was not steady enough to measure.
     return (
         said if len({one.goal.is_met_by(ratio) for ratio in one.ratio.values}) == 1 else f"{said} [yellow]unsteady[/]"
     )

@@ -1,4 +1,4 @@
-"""What every measurement is given: the stage, how much to do, a calm machine, and somebody to tell how it goes."""
+"""What every measurement receives: the stage, the amount of work, a calm machine and a progress callback."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Session:
     pulses: list[Pulse] = field(default_factory=list)
 
     async def calmly(self, what: str, measure: Callable[[], Awaitable[T]]) -> T:
-        """Begin when the machine is calm, and keep how it was."""
+        """Start when the machine is calm, and record its pulse."""
         self.tell(f"{what}: waiting for a calm machine")
         self.pulses.append(self.calm.wait())
         self.tell(what)

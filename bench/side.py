@@ -8,26 +8,26 @@ from bench.stage import Stage
 
 
 class Side(Protocol):
-    """A client at one end, as many workers as wanted at the other."""
+    """A client on one side, any number of workers on the other."""
 
     def workers(self, count: int, counter: str | None = None) -> AbstractAsyncContextManager[None]:
-        """So many worker processes, up for as long as the block lasts; they count their steps in that file."""
+        """Run this number of worker processes for as long as the block lasts. They count their steps in `counter`."""
 
     async def enqueue(self, runs: int, steps: int) -> None:
-        """Start so many runs of so many steps, in as few statements as it takes."""
+        """Start `runs` runs of `steps` steps each, in as few statements as possible."""
 
     async def completed(self) -> int:
-        """How many runs have ended, according to the store."""
+        """Return how many runs have ended, according to the store."""
 
     async def tidy(self) -> None:
-        """Leave nothing for the server to clean up from what was enqueued."""
+        """Remove the enqueued rows, so that the server has nothing left to clean up."""
 
 
 class IdleSide(Protocol):
-    """One worker with nothing to do, and a client that starts a run and waits for its end."""
+    """One idle worker, and a client that starts a run and waits for its end."""
 
     async def run_one(self, steps: int) -> list[float]:
-        """When each of its steps was done, on the machine's clock."""
+        """Return when each step finished, on the machine's clock."""
 
 
 OpenSide = Callable[[Stage], AbstractAsyncContextManager[Side]]

@@ -1,4 +1,4 @@
-"""The stage: one embedded server in a directory that is thrown away, and a fresh database for each measurement."""
+"""The stage: one embedded server in a temporary directory, and a fresh database for each measurement."""
 
 import contextlib
 import itertools
@@ -21,12 +21,12 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def database(self) -> AsyncIterator[str]:
-        """The URL of an empty database that goes away with the block."""
+        """Give the URL of an empty database. The database is dropped when the block ends."""
         name = f"bench_{next(self._numbers)}"
         admin: Any = await asyncpg.connect(self._server.url)
         try:
             await admin.execute(f"CREATE DATABASE {name}")
-            # What the last measurement left to be written is not for this one to wait for.
+            # This measurement must not wait for writes that the last one left pending.
             await admin.execute("CHECKPOINT")
             yield self._server.url.replace("@/postgres?", f"@/{name}?")
         finally:

@@ -1,1 +1,1 @@
-"""The documents, and what generates the part of them that follows from the code."""
+"""The documents, and the generator for the parts that follow from the code."""

@@ -1,4 +1,4 @@
-"""Error codes, read from the source: every place that makes a problem with a code of its own."""
+"""Error codes, read from the source: every place that creates a problem with a specific code."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from interlock import errors
 from interlock.engine.approvals import REFUSED
-from interlock.errors import Problem
+from interlock.errors import InterlockError
 from interlock.lifecycle import JOB, RUN, WORKER, JobEvent, JobState, RunEvent, RunState, WorkerEvent, WorkerState
 
 
@@ -19,13 +19,13 @@ class Code:
     example: str
 
 
-_CLASSES: dict[str, type[Problem]] = {
-    name: made for name, made in vars(errors).items() if isinstance(made, type) and issubclass(made, Problem)
+_CLASSES: dict[str, type[InterlockError]] = {
+    name: made for name, made in vars(errors).items() if isinstance(made, type) and issubclass(made, InterlockError)
 }
 
 
 def codes_in(source: Path) -> list[Code]:
-    """By status, then by code; each once, with the sentence of the first place that says it."""
+    """Return each code once, by status, then by code, with the sentence of the first place that uses it."""
     found: dict[str, Code] = {}
     for path in sorted(source.rglob("*.py")):
         # The client repeats the server's codes, and the errors themselves are listed below.
@@ -39,7 +39,7 @@ def codes_in(source: Path) -> list[Code]:
     return sorted(found.values(), key=lambda code: (code.status, code.code))
 
 
-def _refused_transitions() -> Iterator[Problem]:
+def _refused_transitions() -> Iterator[InterlockError]:
     yield RUN.refusal(RunState.RUNNING, "retry")
     yield RUN.refusal(RunState.SUCCEEDED, RunEvent.CANCEL)
     yield WORKER.refusal(WorkerState.IDLE, WorkerEvent.PAUSE)
@@ -79,7 +79,7 @@ def _code_of(call: ast.Call, constants: dict[str, str]) -> str | None:
 
 
 def _sentence(node: ast.expr) -> str:
-    """What it says, with … for what is known only then."""
+    """Return the message, with … for values known only at run time."""
     match node:
         case ast.Constant(value=str(text)):
             return text

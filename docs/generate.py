@@ -1,6 +1,6 @@
-"""docs/reference, generated: `python -m docs.generate` writes it, `--check` says what is out of date.
+"""docs/reference, generated: `python -m docs.generate` writes it, `--check` lists what is out of date.
 
-Nothing here depends on the machine: no times, no paths, no terminal width, and every list has an order of its own.
+Nothing here depends on the machine: no times, no paths, no terminal width, and every list has a fixed order.
 """
 
 import difflib
@@ -47,7 +47,7 @@ def errors() -> str:
         "A step that failed has `last_error` with `type` and `message`, and a code where a program may want to know: "
         "`RUN_ORPHANED` when its worker was lost too often, `RUN_RESUME_FAILED` when nobody knows what became of it. "
         "A run whose effects could not all be undone has `COMPENSATION_FAILED` in its `error`, one whose flow no "
-        "longer fits its history `FLOW_CHANGED`. Why a run ended is its `reason`:",
+        "longer fits its history `NONDETERMINISM`. Why a run ended is its `reason`:",
         "",
         "| reason | means |",
         "|---|---|",
@@ -83,8 +83,10 @@ def metrics() -> str:
     from interlock.lifecycle.render import label_sets
     from interlock.telemetry import Metrics
 
+    who = "a key of tenant `default` or `INTERLOCK_METRICS_TOKEN`"
+    bounded = "No label names a tenant; labels that callers choose are bounded."
     out = _opening(
-        "Metrics", "`interlock.telemetry`", "`GET /metrics`, in the Prometheus text format. No label names a tenant."
+        "Metrics", "`interlock.telemetry`", f"`GET /metrics`, in the Prometheus text format, with {who}. {bounded}"
     )
     out += ["| metric | kind | labels | means |", "|---|---|---|---|"]
     made: Any = Metrics().registry
@@ -117,7 +119,7 @@ def cli() -> str:
 
 
 _WORDS = {str: "TEXT", int: "NUMBER", float: "NUMBER"}
-# Typer's own, which depend on the shell.
+# Typer's own options, which depend on the shell.
 _NOT_OURS = {"install_completion", "show_completion"}
 
 
@@ -148,7 +150,7 @@ def _flags(option: Any) -> str:
     if option.is_flag:
         return flags
     kind = option.type_descriptor.annotation
-    if option.multiple:  # list[str]: what one of them is
+    if option.multiple:  # list[str]: the type of one element
         kind = next(iter(get_args(kind)), kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"{flags} {'|'.join(member.value for member in kind)}"
@@ -168,13 +170,13 @@ def _default(option: Any) -> str:
 
 
 def openapi() -> str:
-    """Without the package's version: that stands in pyproject.toml, and only there."""
-    from interlock.api import Services, create_app
+    """Return the document without the package's version: only pyproject.toml contains the version."""
+    from interlock.api import AppContext, create_app
     from interlock.settings import Settings
 
-    needed = [part.name for part in fields(Services) if part.default_factory is MISSING]
+    needed = [part.name for part in fields(AppContext) if part.init and part.default_factory is MISSING]
     parts: dict[str, Any] = dict.fromkeys(needed) | {"settings": Settings.model_construct(max_body_bytes=0)}
-    app = create_app(Services(**parts))
+    app = create_app(AppContext(**parts))
     schema = app.openapi()
     schema["info"]["version"] = "0"
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -213,7 +215,7 @@ def write() -> int:
 
 
 def differences() -> dict[str, str]:
-    """What the files that are out of date would have to become, by name."""
+    """Return the files that are out of date, by name, with their expected content."""
     found = {}
     for name, page in PAGES.items():
         path, wanted = REFERENCE / name, page()

@@ -1,6 +1,6 @@
-"""The picture in the README: `python -m docs.picture` plays the demo and draws what a person sees.
+"""The picture in the README: `python -m docs.picture` plays the demo and draws its screen.
 
-It is not part of `make docs`, because every demo takes its own time.
+It is not part of `make docs`, because every demo takes a different time.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from interlock import demonstration, main
+from interlock import main
+from interlock.demo import command
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.telemetry import configure_logging
@@ -25,7 +26,7 @@ _THINKS_SECONDS = 2.5
 # What follows is for the reader's own terminal.
 _LAST = "What changed in the world"
 
-# Rich's own without its web font: a picture must not fetch anything.
+# Rich's own template without its web font: a picture must not fetch anything.
 _SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
@@ -58,14 +59,14 @@ async def _yes(console: Console) -> bool:
 
 
 def perform() -> str:
-    """The demo as a terminal would get it."""
+    """Return the demo's output as a terminal would receive it."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system="truecolor", highlight=False)
     configure_logging("error", "console")
-    demonstration.announce(console)
+    command.announce(console)
     settings = Settings()
     server = embedded.start(settings.data_dir)
     try:
-        main.run_loop(demonstration.play(settings, server.url, False, console, main.serving, ask=_yes))
+        main.run_loop(command.play(settings, server.url, False, console, main.serving, ask=_yes))
     finally:
         server.leave()
     assert isinstance(console.file, io.StringIO)

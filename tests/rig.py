@@ -5,6 +5,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -12,33 +13,34 @@ import httpx2
 import orjson
 from fastapi import FastAPI
 
-from interlock import console
-from interlock.api import Services, create_app
-from interlock.api.follow import Follower
+from interlock import clock, console
+from interlock.api import AppContext, create_app
+from interlock.api.run_watcher import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, audit, evidence, jobs, leases, runs, tenants, workflows
-from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine import approvals, audit, evidence, jobs, leases, runs, sweeps, tenants, workflows
+from interlock.engine.evidence import EvidenceSigner
+from interlock.engine.key_store import Salts, Signing
 from interlock.engine.leases import reclaim_lost
-from interlock.engine.outside import journal_to_show
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
+from interlock.engine.run_commands import journal_to_show
 from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings
+from interlock.store.migrate import ensure_partitions
 from interlock.store.notify import POLICY
 from interlock.store.pool import Database, Tx
-from interlock.testing import Clock
+from interlock.testing import ManualClock
 from interlock.testing.engine import journal_line, sweep
+from interlock.timeouts import wait_for_event
 from interlock.tools import Registry, flow, tool
-from interlock.waiting import either
 from interlock.wire import Role
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 
 
 class Hold:
-    """The body of a tool that says when it was entered and stays inside until it is let go."""
+    """A tool body that reports its start and waits until the test releases it."""
 
     def __init__(self) -> None:
         self.entered, self.release, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -56,16 +58,16 @@ class Hold:
             self.left.set()
 
     async def inside(self, seconds: float = 20) -> None:
-        """Wait until somebody is in it."""
+        """Wait until a call is inside."""
         await asyncio.wait_for(self.entered.wait(), seconds)
 
 
-# Applications that no test uses now, by their limit of bodies and whether they have the console.
+# Applications that no test currently uses, by body limit and console.
 _shelf: dict[tuple[int, bool], list[FastAPI]] = defaultdict(list)
 
 
 class Rig:
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: ManualClock) -> None:
         self.database, self.settings, self.clock = database, settings, clock
         self.tools = Registry()
         self.plans = workflows.Plans(database, self.tools)
@@ -73,8 +75,8 @@ class Rig:
         self.policies = Policies(database, self.tools)
         self.follower = Follower(database, self.principals, {POLICY: self.policies.forget})
         artifacts = Artifacts((settings.data_dir / "artifacts").absolute().as_uri())
-        self.notary = Notary(Signing(settings), Salts(settings), artifacts)
-        self.services = Services(
+        self.notary = EvidenceSigner(Signing(settings), Salts(settings), artifacts)
+        self.services = AppContext(
             database, settings, self.plans, self.principals, self.policies, self.follower, self.notary
         )
         self._borrowed: list[FastAPI] = []
@@ -84,7 +86,7 @@ class Rig:
         self._clients: list[httpx2.AsyncClient] = []
 
     @classmethod
-    async def make(cls, database: Database, settings: Settings, clock: Clock) -> "Rig":
+    async def make(cls, database: Database, settings: Settings, clock: ManualClock) -> "Rig":
         rig = cls(database, settings, clock)
         key = await tenants.bootstrap(database, None)
         assert key is not None
@@ -104,7 +106,7 @@ class Rig:
         self.app = self._app(with_console=True)
 
     def _app(self, *, with_console: bool) -> FastAPI:
-        """One that an earlier test has used, if there is: to look at all endpoints anew would take most of a test."""
+        """Reuse an earlier test's application if possible: inspecting all endpoints again would take most of a test."""
         kind = (self.settings.max_body_bytes, with_console)
         if _shelf[kind]:
             app = _shelf[kind].pop()
@@ -120,23 +122,27 @@ class Rig:
     # ------------------------------------------------------------ people
 
     async def tenant(self, name: str, **limits: Any) -> Principal:
-        row = await self.database.command(lambda tx: tenants.create_tenant(tx, self.database, name, **limits))
+        row = await self.database.run_in_transaction(
+            lambda tx: tenants.create_tenant(tx, self.database, name, **limits)
+        )
         return await self.person("admin", Role.ADMIN, tenant_id=row["id"])
 
     async def key(
         self, name: str, role: Role | str, tenant_id: UUID | None = None, workspace_id: str | None = None
     ) -> str:
         tenant = tenant_id or self.admin.tenant_id
-        _, key = await self.database.command(
+        _, key = await self.database.run_in_transaction(
             lambda tx: tenants.add_key(tx, self.database, tenant, name, Role(role), workspace_id=workspace_id)
         )
         return key
 
-    async def person(self, name: str, role: Role | str, tenant_id: UUID | None = None) -> Principal:
-        return await tenants.authenticate(self.database, await self.key(name, role, tenant_id))
+    async def person(
+        self, name: str, role: Role | str, tenant_id: UUID | None = None, workspace_id: str | None = None
+    ) -> Principal:
+        return await tenants.authenticate(self.database, await self.key(name, role, tenant_id, workspace_id))
 
     def http(self, key: str | None = None) -> httpx2.AsyncClient:
-        """A client of the API, in process, with a key's authority ("" for none)."""
+        """Return an in-process client of the API, with a key's authority ("" for no key)."""
         key = self.admin_key if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         client = httpx2.AsyncClient(
@@ -151,7 +157,7 @@ class Rig:
     async def stream(
         self, path: str, *, key: str | None = None, last_event_id: int | None = None, cookie: str | None = None
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """A server-sent event stream, frame by frame as it is sent (the in-process client waits for its end)."""
+        """Read a server-sent event stream, frame by frame as sent (the in-process client waits for its end)."""
         path, _, query = path.partition("?")
         headers = [(b"accept", b"text/event-stream"), (b"authorization", f"Bearer {key or self.admin_key}".encode())]
         if last_event_id is not None:
@@ -188,7 +194,7 @@ class Rig:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    # ------------------------------------------------------------ doing
+    # ------------------------------------------------------------ actions
 
     def tool(self, name: str, **options: Any) -> Callable[[Any], Any]:
         return tool(name, register=self.tools, **options)
@@ -198,7 +204,9 @@ class Rig:
 
     async def apply(self, source: str, who: Principal | None = None) -> int:
         plan = parse(source)
-        row, _ = await self.database.command(lambda tx: workflows.apply(tx, self.database, who or self.admin, plan))
+        row, _ = await self.database.run_in_transaction(
+            lambda tx: workflows.apply(tx, self.database, who or self.admin, plan)
+        )
         version: int = row["version"]
         return version
 
@@ -208,31 +216,41 @@ class Rig:
         if runs.starts_in_queue(new.plan):
             await runs.start_many(self.database, self.database, who, [new])
         else:
-            await self.database.command(lambda tx: runs.start_waiting(tx, self.database, who, new))
+            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, self.database, who, new))
         return new.id
 
     async def approve(self, run_id: UUID, who: Principal | None = None) -> None:
-        await self.database.command(
+        await self.database.run_in_transaction(
             lambda tx: approvals.approve_run(tx, self.database, self.plans, who or self.admin, run_id)
         )
 
     async def decide(
         self, run_id: UUID, *, approves: bool, who: Principal | None = None, reason: str | None = None
     ) -> None:
+        """Vote on the waiting approval, for the current action, like a person after reading it."""
         who = who or self.admin
-        for row in await approvals.listed(self.database, who, status="requested", run_id=run_id):
-            await self.database.command(
+        for row in await approvals.list_approvals(self.database, who, status="requested", run_id=run_id):
+            await self.database.run_in_transaction(
                 lambda tx, row=row: approvals.decide(  # type: ignore[misc]
-                    tx, self.database, self.plans, who, row["id"], approves=approves, reason=reason
+                    tx,
+                    self.database,
+                    self.plans,
+                    who,
+                    row["id"],
+                    approves=approves,
+                    reason=reason,
+                    digest=row["digest"],
                 )
             )
 
     async def cancel(self, run_id: UUID, who: Principal | None = None) -> None:
-        await self.database.command(lambda tx: runs.cancel(tx, self.database, self.plans, who or self.admin, run_id))
+        await self.database.run_in_transaction(
+            lambda tx: runs.cancel(tx, self.database, self.plans, who or self.admin, run_id)
+        )
 
     @asynccontextmanager
     async def worker(self, capacity: int = 20, **serves: Any) -> AsyncIterator[Worker]:
-        """A worker in this process for as long as the block lasts; it drains at the end."""
+        """Run a worker in this process for as long as the block lasts; it drains at the end."""
         stop = asyncio.Event()
         worker = Worker(self.database, self.settings, tools=self.tools, capacity=capacity, **serves)
         task = asyncio.create_task(worker.run(stop))
@@ -242,21 +260,22 @@ class Rig:
             stop.set()
             await asyncio.wait_for(task, 30)
 
-    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.Me, list[Any]]:
-        """A worker that claims and then does nothing, not even beat."""
+    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.WorkerIdentity, list[Any]]:
+        """Register a worker that claims and then does nothing; it does not even send heartbeats."""
         me = await leases.register(self.database, capacity=room, lease_seconds=lease_seconds)
         await leases.move_worker(self.database, me.id, WorkerEvent.START)
         async with self.database.pool.acquire() as connection:
             return me, list((await leases.claim(Tx(connection), self.clock(), me, room)).runs)
 
     async def sweep(self) -> None:
-        """What the sweeper does in the background, once, at the clock's time."""
+        """Run the sweeper once, at the clock's time."""
         await sweep(self.database, self.plans)
         await reclaim_lost(self.database)
+        await sweeps.admit_blocked(self.database)
         await jobs.tend(self.database, self.plans)
 
     async def prove(self) -> None:
-        """What servers do in the background about proof, once: seal what waits, make the evidence that is due."""
+        """Do the servers' background work for proof once: seal waiting entries and make due evidence."""
         self.notary.signing.make()
         self.notary.salts.make()
         await audit.seal_all(self.database, self.notary.signing)
@@ -266,6 +285,18 @@ class Rig:
         """Run a worker until the run is in one of these states (or has ended)."""
         async with self.worker(capacity):
             return await self.until(run_id, *statuses)
+
+    @asynccontextmanager
+    async def long_ago(self, days: int = 400) -> AsyncIterator[None]:
+        """Give runs that start in this block ids of that time, and create its month in the journal."""
+        async with self.database.connection() as connection:
+            now = await connection.fetchval("SELECT now()")
+            await ensure_partitions(connection, now - timedelta(days=days))
+        clock.follow(days * 86400.0)
+        try:
+            yield
+        finally:
+            clock.follow(0.0)
 
     async def until(self, run_id: UUID, *statuses: str, seconds: float = 20) -> dict[str, Any]:
         """Follow the run's own notifications until it is in one of these states (or has ended)."""
@@ -277,10 +308,10 @@ class Rig:
                     found = await self.run(run_id)
                     if found["status"] in statuses or found["completed_at"]:
                         return found
-                    await either(news, 0.5)
+                    await wait_for_event(news, 0.5)
 
     async def until_journal(self, run_id: UUID, line: str, times: int = 1, seconds: float = 20) -> list[str]:
-        """Follow the run until its journal says this so many times."""
+        """Follow the run until its journal contains this text this many times."""
         async with asyncio.timeout(seconds):
             with self.follower.watching(run_id) as news:
                 while True:
@@ -289,9 +320,9 @@ class Rig:
                     found = await self.journal(run_id)
                     if found.count(line) >= times:
                         return found
-                    await either(news, 0.5)
+                    await wait_for_event(news, 0.5)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reads
 
     async def run(self, run_id: UUID) -> dict[str, Any]:
         row = await self.database.pool.fetchrow("SELECT * FROM run WHERE id = $1", run_id)
@@ -299,7 +330,7 @@ class Rig:
         return view | {"step": {step["key"]: step for step in view["steps"]}}
 
     async def journal(self, run_id: UUID) -> list[str]:
-        """`step: from -event-> to`, one line an entry."""
+        """Return `step: from -event-> to`, one line per entry."""
         rows = await self.database.fetch("journal_of", [run_id])
         return [journal_line(row) for row in rows]
 
@@ -309,7 +340,7 @@ class Rig:
 
 
 async def _frames(sent: "asyncio.Queue[bytes | None]", seconds: float = 20) -> AsyncIterator[dict[str, Any]]:
-    """Each frame's fields, its data decoded. Frames without an event (the retry hint, heartbeats) are left out."""
+    """Yield each frame's fields, with decoded data. Skip frames without an event (the retry hint, heartbeats)."""
     rest = b""
     while (chunk := await asyncio.wait_for(sent.get(), seconds)) is not None:
         *whole, rest = (rest + chunk).split(b"\n\n")

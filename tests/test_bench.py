@@ -1,4 +1,4 @@
-"""The benchmark can be run: each of its measurements, with as little to do as makes sense."""
+"""The benchmark runs: each of its measurements, with the minimum useful amount of work."""
 
 import pytest
 from bench.__main__ import MEASURES
@@ -6,14 +6,14 @@ from bench.calm import Calm
 from bench.session import Effort, Session
 from bench.stage import Stage, set_up
 
-# A backlog so long that the ceiling, at 100,000 runs a second, is looked at more than once in each part of it.
+# The backlog is so long that a ceiling of 100,000 runs a second is sampled more than once in each part of it.
 LEAST = Effort(
     repetitions=1, drains=1, samples=3, backlog=60_000, tenants=100, ready=1000, claims=2, console_runs=200,
 )  # fmt: skip
 
 
 class Hasty(Calm):
-    """Figures do not count here, so nobody waits for a calm machine."""
+    """Figures do not count here, so the test does not wait for a calm machine."""
 
     def is_calm(self, pulse: object) -> bool:
         return True

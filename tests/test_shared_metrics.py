@@ -1,4 +1,4 @@
-"""The numbers of a server and its workers: shown together, and no others with them."""
+"""The metrics of a server and its workers are shown together, without those of other servers."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from interlock.telemetry import exposition, forget_process
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # so that what is set here ends with the test
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # so that these settings end with the test
     return tmp_path
 
 
@@ -22,7 +22,7 @@ def shared() -> Path:
 
 
 def count(pid: int, value: float, *, kind: str = "counter") -> None:
-    """What a process of that number would have written."""
+    """Write metrics like a process with that id."""
     write = values.MultiProcessValue(lambda: pid)
     mode = {} if kind == "counter" else {"multiprocess_mode": "livesum"}
     write(kind, f"a_{kind}", f"a_{kind}", (), (), "for a test", **mode).inc(value)
@@ -33,7 +33,7 @@ def shown() -> dict[str, float]:
 
 
 def test_a_second_server_on_the_same_data_takes_no_number_of_the_first(data: Path) -> None:
-    """Not even one that ends at once, because its port is taken."""
+    """This includes a server that ends at once because its port is taken."""
     share_metrics(data)
     first = shared()
     count(1, 5)

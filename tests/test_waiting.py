@@ -1,4 +1,4 @@
-"""Waiting ends with the signal, with the time, or because it is told to."""
+"""Waiting ends with the signal, with the time-out, or on request."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from interlock.waiting import either, retry_after
+from interlock.timeouts import retry_after, wait_for_event
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
@@ -14,8 +14,8 @@ NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 async def test_it_ends_with_the_event_or_with_the_time() -> None:
     event = asyncio.Event()
     asyncio.get_running_loop().call_soon(event.set)
-    await asyncio.wait_for(either(event, 3600), 5)
-    await asyncio.wait_for(either(asyncio.Event(), 0), 5)
+    await asyncio.wait_for(wait_for_event(event, 3600), 5)
+    await asyncio.wait_for(wait_for_event(asyncio.Event(), 0), 5)
 
 
 @pytest.mark.parametrize("moments", range(4))
@@ -24,7 +24,7 @@ async def test_a_cancellation_that_comes_together_with_the_event_is_not_lost(mom
 
     async def wait_for_ever() -> None:
         while True:
-            await either(event, 3600)
+            await wait_for_event(event, 3600)
             event.clear()
 
     waiting = asyncio.create_task(wait_for_ever())

@@ -1,4 +1,4 @@
-"""An agent with a loop of its own: OpenAI decides what to call, Interlock decides whether it is called.
+"""An agent with its own loop: OpenAI decides what to call, Interlock decides whether it is called.
 
 pip install interlock[openai]
 INTERLOCK_API_KEY=… OPENAI_API_KEY=… python loop.py "refund charge ch_1044"
@@ -26,13 +26,13 @@ def offer(interlock: Client) -> list[dict[str, Any]]:
 
 
 def call(interlock: Client, name: str, arguments: str, call_id: str) -> str:
-    """One call through the gate. The model's own id of it makes the same call twice the same act."""
-    act = interlock.act(name.replace("__", "."), json.loads(arguments), idempotency_key=call_id)
-    while act.status in ("pending_approval", "running"):
-        if act.approval_id:
-            print(f"waiting for people: interlock approval approve {act.approval_id}", file=sys.stderr)
-        act = interlock.acted(act.id, wait=60)
-    return json.dumps(act.result if act.status == "done" else {"error": act.error})
+    """Make one call through the gate. The model's call id makes a repeated call the same tool call."""
+    made = interlock.tool_call(name.replace("__", "."), json.loads(arguments), idempotency_key=call_id)
+    if made.approval_id:
+        print(f"Waiting for approval. To continue, run: interlock approval approve {made.approval_id}", file=sys.stderr)
+    while made.status in ("pending_approval", "running"):
+        made = interlock.get_tool_call(made.id, wait=60)  # the server answers when the call has ended
+    return json.dumps(made.result if made.status == "done" else {"error": made.error})
 
 
 def main(prompt: str, interlock: Client, openai: OpenAI, model: str = "gpt-5-mini") -> str:

@@ -63,7 +63,7 @@ async def refund(ctx: Context, charge: str, amount: int) -> dict[str, Any]:
     return {"charge": charge, "amount": amount}
 
 
-@tool("shop.tell", writes=True)
+@tool("shop.tell", writes=True, risk="low")
 async def tell(to: str, text: str) -> dict[str, Any]:
     """Put a message into the shop's outbox."""
     await asyncio.sleep(0.02)

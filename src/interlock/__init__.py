@@ -7,7 +7,7 @@ from interlock.errors import Retryable, Terminal
 
 if TYPE_CHECKING:
     from interlock.client import ApiError, AsyncClient, Client
-    from interlock.flows import EventMissed, FlowContext, Rejected, StepFailed
+    from interlock.flows import EventTimeout, FlowContext, Rejected, StepFailed
     from interlock.tools import Context, DidNotHappen, Happened, Secret, flow, tool
 
 try:
@@ -21,7 +21,7 @@ __all__ = [
     "Client",
     "Context",
     "DidNotHappen",
-    "EventMissed",
+    "EventTimeout",
     "FlowContext",
     "Happened",
     "Rejected",
@@ -36,12 +36,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that a command line that only talks HTTP does not load the engine, nor a tool file the HTTP client.
+    # Lazy, so that a command line that only uses HTTP does not load the engine, and a tool file not the HTTP client.
     if name in ("Context", "DidNotHappen", "Happened", "Secret", "flow", "tool"):
         from interlock import tools
 
         return getattr(tools, name)
-    if name in ("EventMissed", "FlowContext", "Rejected", "StepFailed"):
+    if name in ("EventTimeout", "FlowContext", "Rejected", "StepFailed"):
         from interlock import flows
 
         return getattr(flows, name)

@@ -1,21 +1,21 @@
-"""Errors are nouns with fields; what a caller can do about one decides its class.
+"""Errors are nouns with fields. The remedy for the caller decides the class.
 
-Problem                    anything that is answered as application/problem+json
-├── Invalid        422     the request is wrong; it says what would be right
+InterlockError              any error that is answered as application/problem+json
+├── Invalid        422     the request is wrong; the error says what would be right
 │   └── DefinitionInvalid  … in a workflow, with file, line and path
-├── Unauthorized   401     no key, or not a valid one
+├── Unauthorized   401     no key, or an invalid one
 ├── Forbidden      403     the key's role may not do this
 ├── NotFound       404     it does not exist, or belongs to another tenant
-├── MethodNotAllowed 405   the path is there and is asked for in another way; it says in which
-├── Conflict       409     it is in the wrong state; it says which, and what is allowed
+├── MethodNotAllowed 405   the path exists but not with this method; the error lists the allowed ones
+├── Conflict       409     it is in the wrong state; the error names the state and the allowed events
 │   ├── InvalidTransition
 │   └── Unreadable         … this version of Interlock cannot read what is stored
-├── LeaseLost      409     somebody else holds the run now; nothing was changed
+├── LeaseLost      409     another worker holds the run now; nothing was changed
 ├── TooLarge       413     the body is over the limit
-├── RateLimited    429     the tenant's runs of this minute are taken, and the caller would not wait
-└── Unavailable    503     the database is away; try again
+├── RateLimited    429     no run is left in this minute's limit, and the caller would not wait
+└── Unavailable    503     the database is unavailable; try again
 
-Retryable, Terminal        what a tool raises to sort its own failures
+Retryable, Terminal        what a tool raises to classify its own failures
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-class Problem(Exception):
+class InterlockError(Exception):
     status: int = 500
     title: str = "Something went wrong"
     code: str = "INTERNAL_ERROR"
@@ -38,12 +38,12 @@ class Problem(Exception):
             self.headers = {"Retry-After": str(fields["retry_after"])}
 
 
-class Invalid(Problem):
+class Invalid(InterlockError):
     status, title, code = 422, "The request is not valid", "INVALID_REQUEST"
 
 
 class DefinitionInvalid(Invalid):
-    """All the mistakes of one definition at once, so that they can be mended at once."""
+    """All mistakes of one definition, so that the author can fix them together."""
 
     title, code = "The definition is not valid", "DEFINITION_INVALID"
 
@@ -54,22 +54,25 @@ class DefinitionInvalid(Invalid):
             errors=[fault.as_dict() for fault in self.faults],
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.faults,)
 
-class Unauthorized(Problem):
+
+class Unauthorized(InterlockError):
     status, title, code = 401, "Not signed in", "UNAUTHORIZED"
     headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
-class Forbidden(Problem):
+class Forbidden(InterlockError):
     status, title, code = 403, "Not allowed", "FORBIDDEN"
 
 
-class NotFound(Problem):
+class NotFound(InterlockError):
     status, title, code = 404, "Not found", "NOT_FOUND"
 
 
-class MethodNotAllowed(Problem):
-    status, title, code = 405, "Not done like this", "METHOD_NOT_ALLOWED"
+class MethodNotAllowed(InterlockError):
+    status, title, code = 405, "Method not allowed", "METHOD_NOT_ALLOWED"
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
         allowed = tuple(allowed)
@@ -77,7 +80,7 @@ class MethodNotAllowed(Problem):
         self.headers = {"Allow": ", ".join(allowed)}
 
 
-class Conflict(Problem):
+class Conflict(InterlockError):
     status, title, code = 409, "Not possible in this state", "CONFLICT"
 
 
@@ -111,21 +114,21 @@ class LeaseLost(Conflict):
     title, code = "The lease was lost", "LEASE_LOST"
 
 
-class TooLarge(Problem):
+class TooLarge(InterlockError):
     status, title, code = 413, "The body is too large", "BODY_TOO_LARGE"
 
 
-class RateLimited(Problem):
+class RateLimited(InterlockError):
     status, title, code = 429, "Too many runs in this minute", "RATE_LIMITED"
 
 
-class Unavailable(Problem):
+class Unavailable(InterlockError):
     status, title, code = 503, "The database is not reachable", "UNAVAILABLE"
     headers = MappingProxyType({"Retry-After": "1"})
 
 
 class Retryable(Exception):
-    """A tool's word that trying again may help; `after` seconds, if it knows."""
+    """Raised by a tool if trying again may help, `after` seconds if it knows."""
 
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message)
@@ -133,4 +136,4 @@ class Retryable(Exception):
 
 
 class Terminal(Exception):
-    """A tool's word that trying again cannot help."""
+    """Raised by a tool if trying again cannot help."""

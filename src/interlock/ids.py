@@ -2,29 +2,41 @@
 
 import hashlib
 import os
-import time
 from datetime import UTC, datetime
 from uuid import UUID
 
+from interlock import clock
+
 _last = 0
+# The database's time goes back by more than this only after a wrong clock was corrected.
+_MOST_AHEAD_MS = 10_000
 
 
 def uuid7() -> UUID:
-    """48 bits of milliseconds, 12 of a counter that keeps one process's ids in order, 62 random."""
+    """Return a UUID of 48 bits of time, 12 bits of a counter and 62 random bits.
+
+    The time is the database's, in milliseconds. The counter keeps a process's ids in order.
+
+    The time partitions the journal. An id from a wrong clock would put a run's entries into a month that does
+    not exist yet, or that retention has dropped.
+    """
     global _last
-    stamp = max(time.time_ns() // 1_000_000 << 12, _last + 1)
+    now = clock.now_ms()
+    stamp = now << 12
+    if (_last >> 12) - now < _MOST_AHEAD_MS:
+        stamp = max(stamp, _last + 1)
     _last = stamp
     tail = int.from_bytes(os.urandom(8), "big") & ((1 << 62) - 1)
     return UUID(int=(stamp >> 12) << 80 | 0x7 << 76 | (stamp & 0xFFF) << 64 | 0b10 << 62 | tail)
 
 
 def within(whole: UUID, part: str) -> UUID:
-    """The id of a part that has no row of its own: of its whole's time, and always the same."""
+    """Return the id of a part without its own row: it has the time of its whole and is always the same."""
     tail = int.from_bytes(hashlib.sha256(f"{whole}:{part}".encode()).digest()[:10], "big")
     counter, rest = tail >> 68, tail & ((1 << 62) - 1)
     return UUID(int=(whole.int >> 80) << 80 | 0x7 << 76 | counter << 64 | 0b10 << 62 | rest)
 
 
 def floor_of(moment: datetime) -> UUID:
-    """The least id that could be made at `moment`: the lower bound of a partition."""
+    """Return the least id that could be made at `moment`: the lower bound of a partition."""
     return UUID(int=int(moment.astimezone(UTC).timestamp() * 1000) << 80)

@@ -1,14 +1,18 @@
-"""The one place where parts are wired: the server, the worker, and what runs once."""
+"""The composition root: wires the server, the worker and one-time commands."""
 
 import asyncio
 import atexit
 import contextlib
+import faulthandler
 import os
+import random
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,26 +21,31 @@ from uuid import UUID
 import structlog
 
 from interlock import tracing
-from interlock.engine import audit, tenants, vault, workers
-from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, SecretsKey, Signing
+from interlock.compute import pool
+from interlock.engine import audit, encryption, restore, retention, tenants, workers
+from interlock.engine.evidence import EvidenceSigner
+from interlock.engine.key_store import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid, Unavailable
-from interlock.settings import Settings, mcp_file
+from interlock.governance.policy import policy_is_imported
+from interlock.settings import Settings, mcp_file, private_directory
 from interlock.store import embedded
 from interlock.store import migrate as migrations
 from interlock.store.notify import POLICY
 from interlock.store.pool import Database, without_password
 from interlock.telemetry import configure_logging, log
+from interlock.timeouts import wait_for_event
 from interlock.tools import load_tools, registry
 from interlock.tools.mcp import load_mcp
-from interlock.worker.loop import Worker
-from interlock.worker.supervisor import Supervisor
+from interlock.worker.heartbeat import end_process
+from interlock.worker.pulse import Pulse
+from interlock.worker.supervisor import STACKS_SIGNAL, Supervisor
 from interlock.worker.sweeper import prove_forever, sweep_forever
+from interlock.worker.worker import Worker
 
-# What only a server needs is imported where it is started: a worker begins in half the time without.
+# Imports that only a server needs are made where it starts, which halves the start time of a worker.
 if TYPE_CHECKING:
     import uvicorn
     from rich.console import Console
@@ -44,17 +53,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_SECONDS = 2.0
+# A worker that starts while the database is unavailable tries again after this time, then after twice as long each
+# time.
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
+_ONE_TRY = 0.001
 
 
 def database_url(settings: Settings) -> str:
-    """The one that is configured, or the embedded server, which is started or joined."""
+    """Return the configured URL, or that of the embedded server, which is started or joined."""
     return settings.database_url or embedded.start(settings.data_dir).url
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     if not structlog.is_configured():
-        # What a command prints is its answer; a log line in the midst of it would spoil it for programs.
-        configure_logging("warning", "auto")
+        # The command's output is its answer, and a log line within it would break programs that parse it. If the
+        # command fails, its error says why.
+        configure_logging("error", "auto")
     try:
         return _run(_until_told(work))
     except asyncio.CancelledError:
@@ -70,9 +84,9 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_told(work: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM ends it as Ctrl-C does: whoever opened something closes it. Who serves has a way of their own.
+    """Cancel the main task on SIGTERM, so that context managers close what they opened. Servers handle it themselves.
 
-    And it has been told to end though tidying up after that failed.
+    If a context manager fails while it closes after the signal, the process still exits as canceled.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -95,12 +109,56 @@ async def opened(settings: Settings, url: str, *, size: int | None = None) -> As
         await database.close()
 
 
-# ---------------------------------------------------------------- once
+async def open_when_there(
+    database: Database, stop: asyncio.Event, *, is_wanted: Callable[[], bool] = lambda: True,
+    pause: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_event,
+) -> bool:  # fmt: skip
+    """Open the database, and wait while it is unavailable. Return False if stopped or no longer wanted."""
+    wait = _FIRST_WAIT_SECONDS
+    while not stop.is_set() and is_wanted():
+        try:
+            await database.open(patience=_ONE_TRY)
+            return True
+        except Unavailable as error:
+            why = str(error.__cause__) or type(error.__cause__).__name__
+            pause_seconds = wait * (0.5 + random.random() / 2)
+            log.warning("waits_for_database", error=why, retry_in=round(pause_seconds, 1))
+        await pause(stop, pause_seconds)
+        wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
+    return False
+
+
+@contextlib.asynccontextmanager
+async def _opened_for_work(database: Database, stop: asyncio.Event, adopted: bool = False) -> AsyncIterator[bool]:
+    """Open the database and wait for its schema. Yield False if stopped before that, or if the supervisor has died."""
+    parent = os.getppid()
+    try:
+        is_open = await open_when_there(database, stop, is_wanted=lambda: not adopted or os.getppid() == parent)
+        if is_open:
+            await migrations.wait_until_migrated(database, stop)
+        yield is_open and not stop.is_set()
+    finally:
+        await database.close()
+
+
+# ---------------------------------------------------------------- one-time commands
+
+# A person waits for the answer, and a wrong address stays wrong.
+_ONCE_SECONDS = 3.0
+
+
+@contextlib.asynccontextmanager
+async def _opened_once(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database for one command, which does not wait long for an unavailable server."""
+    patience = min(settings.database_patience_seconds, _ONCE_SECONDS)
+    hurried = settings.model_copy(update={"database_patience_seconds": patience})
+    async with opened(hurried, database_url(settings)) as database:
+        yield database
 
 
 def migrate(settings: Settings) -> list[str]:
     async def work() -> list[str]:
-        async with opened(settings, database_url(settings)) as database:
+        async with _opened_once(settings) as database:
             return await migrations.migrate(database)
 
     return run_loop(work())
@@ -108,21 +166,52 @@ def migrate(settings: Settings) -> list[str]:
 
 def database_status(settings: Settings) -> dict[str, Any]:
     async def work() -> dict[str, Any]:
-        url = database_url(settings)
-        async with opened(settings, url) as database:
+        async with _opened_once(settings) as database:
             found = await migrations.status(database)
-        return found | {"url": without_password(url), "embedded": settings.database_url is None}
+        return found | {"url": without_password(database_url(settings)), "embedded": settings.database_url is None}
 
     return run_loop(work())
 
 
+def database_restored_to(settings: Settings) -> datetime:
+    async def work() -> datetime:
+        async with _opened_once(settings) as database:
+            return await restore.restored_to(database)
+
+    return run_loop(work())
+
+
+def begin_epoch(settings: Settings) -> restore.Epoch:
+    async def work() -> restore.Epoch:
+        async with _opened_once(settings) as database:
+            return await restore.begin_epoch(database)
+
+    return run_loop(work())
+
+
+def journal_months(settings: Settings) -> list[dict[str, Any]]:
+    async def work() -> list[dict[str, Any]]:
+        async with _opened_once(settings) as database:
+            return [dict(row) | {"name": retention.month_of(row["name"])} for row in await retention.months(database)]
+
+    return run_loop(work())
+
+
+def keep_month(settings: Settings, month: str, *, kept: bool) -> None:
+    async def work() -> None:
+        async with _opened_once(settings) as database:
+            await (retention.keep if kept else retention.release)(database, month)
+
+    run_loop(work())
+
+
 def rotate_secrets_key(settings: Settings) -> int:
-    """A new key, and everything under it. Returns how many secrets that were."""
+    """Create a new key and re-encrypt all secrets under it. Return how many there were."""
 
     async def work() -> int:
-        async with opened(settings, database_url(settings)) as database:
+        async with _opened_once(settings) as database:
             SecretsKey(settings).rotate()
-            return await vault.encrypt_anew(database)
+            return await encryption.encrypt_anew(database)
 
     return run_loop(work())
 
@@ -132,21 +221,23 @@ def rotate_secrets_key(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What workers are told to serve, as it was typed: how much at a time, which labels, whose runs."""
+    """What workers serve, as it was typed: the capacity, the labels and the tenants."""
 
     concurrency: int | None = None
     labels: tuple[str, ...] = (DEFAULT_LABEL,)
     tenants: tuple[str, ...] = ()
 
 
-def work(settings: Settings, serve: Serving, adopt: UUID | None = None) -> int:
+def work(
+    settings: Settings, serve: Serving, adopt: UUID | None = None, *, after_loss: bool = False, pulse: int | None = None
+) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
-    run_loop(_work(settings, database_url(settings), serve, adopt))
+    run_loop(_work(settings, database_url(settings), serve, adopt, after_loss, pulse))
     tracing.close()
-    # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was given back.
+    # A plain function cannot be stopped from outside, and Python would wait for its thread. Its run was requeued.
     if any(thread.name.startswith("step") for thread in threading.enumerate()):
         log.warning("left_behind", threads=sum(t.name.startswith("step") for t in threading.enumerate()))
         atexit._run_exitfuncs()
@@ -154,14 +245,23 @@ def work(settings: Settings, serve: Serving, adopt: UUID | None = None) -> int:
     return 0
 
 
-async def _work(settings: Settings, url: str, serve: Serving, adopt: UUID | None) -> None:
+async def _work(
+    settings: Settings, url: str, serve: Serving, adopt: UUID | None, after_loss: bool, pulse: int | None
+) -> None:
     stop = _on_signals()
-    async with opened(settings, url, size=5) as database:
-        await migrations.wait_until_migrated(database, stop)
+    if pulse is not None:
+        # Written in C: the supervisor asks for the stacks when no thread of this process can run Python.
+        faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    database = Database(url, settings, size=5)
+    async with _opened_for_work(database, stop, adopted=adopt is not None) as is_open:
+        if not is_open:
+            return
         tenant_ids = await workers.tenants_named(database, serve.tenants) if serve.tenants else None
         worker = Worker(
-            database, settings, capacity=serve.concurrency, labels=serve.labels, tenants=tenant_ids, adopt=adopt
-        )
+            database, settings, capacity=serve.concurrency, labels=serve.labels, tenants=tenant_ids, adopt=adopt,
+            end_process=partial(end_process, with_group=adopt is not None), after_loss=after_loss,
+            look_back=partial(restore.look, database, settings.data_dir), pulse=None if pulse is None else Pulse(pulse),
+        )  # fmt: skip
         sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
             await worker.run(stop)
@@ -187,8 +287,10 @@ def supervise(settings: Settings, wished: int, serve: Serving) -> int:
 
 async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) -> int:
     stop = _on_signals()
-    async with opened(settings, url, size=3) as database:
-        await migrations.wait_until_migrated(database, stop)
+    database = Database(url, settings, size=3)
+    async with _opened_for_work(database, stop) as is_open:
+        if not is_open:
+            return 0
         sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
             await (await _supervisor(database, settings, url, wished, serve)).run(stop)
@@ -212,17 +314,19 @@ def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> 
     tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
-    url = database_url(settings)
-    try:
-        return run_loop(_up(settings, url, workers, Serving(concurrency)))
-    finally:
-        tracing.close()
+    # Before the database: if the port is taken, no database was created and no key was printed.
+    with contextlib.closing(listen(settings.host, settings.port)) as listening:
+        url = database_url(settings)
+        try:
+            return run_loop(_up(settings, url, workers, Serving(concurrency), listening))
+        finally:
+            tracing.close()
 
 
-async def _up(settings: Settings, url: str, wished: int, serve: Serving) -> int:
+async def _up(settings: Settings, url: str, wished: int, serve: Serving, listening: socket.socket) -> int:
     stop = _on_signals()
-    async with opened(settings, url) as database, serving(settings, database) as address:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    async with opened(settings, url) as database, serving(settings, database, listening) as address:
+        private_directory(settings.data_dir)
         noted = settings.data_dir / "url"
         await announce(noted, address)
         print(
@@ -245,7 +349,7 @@ async def _keep_announced(file: Path, address: str) -> None:
 
 
 async def announce(file: Path, address: str) -> None:
-    """Where commands on this machine find a server. Whoever is there stays there for as long as it answers."""
+    """Write the server's address for commands on this machine. An earlier address stays as long as it answers."""
     if (noted := _read(file)) != address and not await _answers(noted):
         _write(file, address)
 
@@ -278,7 +382,7 @@ async def _answers(address: str) -> bool:
 
 
 async def _keep_database(settings: Settings) -> None:
-    """The embedded server has nobody else who would start it again."""
+    """Restart the embedded server if it died, because no other process does."""
     while settings.database_url is None:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
@@ -289,13 +393,14 @@ async def _keep_database(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
-    """The API and the console on their port, with the schema up to date and a first key to get in with."""
+async def serving(settings: Settings, database: Database, listening: socket.socket | None = None) -> AsyncIterator[str]:
+    """Serve the API and the console on their port, with the schema up to date and a first key."""
     import uvicorn
 
     from interlock import console
-    from interlock.api import Services, create_app
-    from interlock.api.follow import Follower
+    from interlock.api import AppContext, create_app
+    from interlock.api.reading import ReadingProtocol, disconnect_slow
+    from interlock.api.run_watcher import Follower
     from interlock.integrations import deliver_forever, use_settings
 
     await migrations.migrate(database)
@@ -305,22 +410,30 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
     principals, policies = tenants.Principals(database), Policies(database, registry)
     follower = Follower(database, principals, {POLICY: policies.forget})
     notary = await _notary(settings, database)
-    app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
+    app = create_app(AppContext(database, settings, Plans(database), principals, policies, follower, notary))
     console.mount(app)
-    listening = listen(settings.host, settings.port)
+    listening = listening or listen(settings.host, settings.port)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app, http=ReadingProtocol, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        )
     )
     await follower.start()
     await use_settings(database, settings)
+    await restore.look(database, settings.data_dir)  # before messages are sent
     sweeping = asyncio.create_task(sweep_forever(database, settings, notary.signing))
     proving = asyncio.create_task(prove_forever(database, notary))
     delivering = asyncio.create_task(deliver_forever(database, settings))
     listening_task = asyncio.create_task(_serve(server, listening))
+    reading = asyncio.create_task(disconnect_slow(server, settings.request_read_seconds))
+    # Start a process now, so that the first policy that a user tries need not wait for it.
+    warming = asyncio.create_task(pool.warm(policy_is_imported))
     try:
         yield address_of(listening.getsockname())
     finally:
         follower.close()
+        reading.cancel()
+        warming.cancel()
         sweeping.cancel()
         proving.cancel()
         delivering.cancel()
@@ -331,8 +444,11 @@ async def serving(settings: Settings, database: Database) -> AsyncIterator[str]:
         await follower.stop()
 
 
-async def _notary(settings: Settings, database: Database) -> Notary:
-    """Keys are made here and nowhere else, and not beside another's: two would not trust each other's chain."""
+async def _notary(settings: Settings, database: Database) -> EvidenceSigner:
+    """Return the evidence signer. Keys are created only here.
+
+    If the chain was sealed with another key, do not create one: the two would not trust each other's chain.
+    """
     from interlock.integrations.artifacts import Artifacts
 
     signing, salts = Signing(settings), Salts(settings)
@@ -347,11 +463,11 @@ async def _notary(settings: Settings, database: Database) -> Notary:
             " with `interlock audit rotate-key`",
         )
     place = settings.artifacts or (settings.data_dir.absolute() / "artifacts").as_uri()
-    return Notary(signing, salts, Artifacts(place))
+    return EvidenceSigner(signing, salts, Artifacts(place))
 
 
 async def _serve(server: "uvicorn.Server", listening: socket.socket) -> None:
-    # Not `serve()`: it would take over the signals, which the workers are waiting for as well.
+    # Not `serve()`: it would install its own signal handlers, but the workers wait for the signals too.
     await server._serve(sockets=[listening])
 
 
@@ -361,7 +477,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        # Now, and not when it serves: as long as nobody listens a second server could have the port as well.
+        # Listen now and not when serving: until a socket listens, a second server could bind the port too.
         listening.listen(2048)
     except OSError as error:
         listening.close()
@@ -371,7 +487,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: tuple[Any, ...]) -> str:
-    """Where to call a server that listens there."""
+    """Return the URL of a server that listens on this address."""
     host, port = bound[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
@@ -379,8 +495,8 @@ def address_of(bound: tuple[Any, ...]) -> str:
 
 
 def _announce_key(settings: Settings, key: str) -> None:
-    """Printed once, and kept where the command line on this machine finds it."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    """Print the key once, and store it where the command line on this machine finds it."""
+    private_directory(settings.data_dir)
     path = settings.data_dir / "admin.key"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -393,8 +509,8 @@ def _announce_key(settings: Settings, key: str) -> None:
 
 
 def demo(settings: Settings, yes: bool, console: "Console") -> int:
-    from interlock import demonstration
+    from interlock.demo import command
 
     configure_logging("warning", settings.log_format)
-    demonstration.announce(console)
-    return run_loop(demonstration.play(settings, database_url(settings), yes, console, serving))
+    command.announce(console)
+    return run_loop(command.play(settings, database_url(settings), yes, console, serving))

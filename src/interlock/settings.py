@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -19,6 +19,11 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s<>|?#]+$",
+        description="The address that links in Slack cards and webhooks use, like https://interlock.example.com.",
+    )
     model: str | None = Field(
         None, description="provider:name of the built-in assistant's model; unset: a script that does as it is told."
     )
@@ -34,7 +39,7 @@ class Settings(BaseSettings):
         30.0, description="How long a silent worker keeps its runs; then they are orphaned, and others take them up."
     )
     heartbeat_seconds: PositiveFloat = Field(
-        10.0, le=30, description="How often a worker says that it is alive, and in any case three times in a lease."
+        10.0, le=30, description="How often a worker says that it is alive, and in any case four times in a lease."
     )
     concurrency: PositiveInt = Field(100, description="Runs that one worker process holds at a time.")
     slice_seconds: PositiveFloat = Field(5.0, description="How long a run keeps its worker while others wait.")
@@ -48,7 +53,12 @@ class Settings(BaseSettings):
         7 * 86400.0, description="How long an event from outside is kept for a step that may wait for it."
     )
     retention_days: PositiveInt | None = Field(
-        None, description="Journal months older than this are dropped, with what was said to agents in them."
+        None,
+        description="Journal months older than this are taken out, and after the grace time dropped with what was said"
+        " to agents in them.",
+    )
+    retention_grace_days: NonNegativeInt = Field(
+        7, description="How long a month that retention took out can be put back with `interlock db keep`."
     )
 
     statement_timeout_seconds: PositiveFloat = Field(30.0, description="No statement runs longer.")
@@ -59,6 +69,33 @@ class Settings(BaseSettings):
         300.0, description="After so long a request that nobody answered may be made again under its key."
     )
     max_body_bytes: PositiveInt = Field(1_000_000, description="The largest request body that is accepted.")
+    max_requests_per_key: PositiveInt = Field(1000, description="Requests of one key that may be under way at a time.")
+    max_streams_per_key: PositiveInt = Field(100, description="Event streams of one key that may be open at a time.")
+    max_bytes_per_key: PositiveInt = Field(
+        64_000_000, description="Bytes of request bodies of one key that may be under way at a time."
+    )
+    max_requests_per_tenant: PositiveInt = Field(
+        4000, description="Requests of all keys of a tenant that may be under way at a time."
+    )
+    max_streams_per_tenant: PositiveInt = Field(
+        400, description="Event streams of all keys of a tenant that may be open at a time."
+    )
+    max_bytes_per_tenant: PositiveInt = Field(
+        256_000_000, description="Bytes of request bodies of all keys of a tenant that may be under way at a time."
+    )
+    max_kept_events: PositiveInt = Field(
+        10_000, description="Events from outside that a tenant may have kept for a step that may wait for them."
+    )
+    max_schedules: PositiveInt = Field(1000, description="Schedules that a tenant may have.")
+    max_tool_call_plans: PositiveInt = Field(
+        10_000, description="Combinations of a tool and names of arguments that a tenant may have called one at a time."
+    )
+    request_read_seconds: PositiveFloat = Field(
+        20.0, description="How long a client may take to send a request; a larger body gets more, at 10 KB a second."
+    )
+    max_failed_sign_ins: PositiveInt = Field(
+        60, description="Wrong keys that one address may try in a minute, in the API and the console."
+    )
     max_output_bytes: PositiveInt = Field(1_000_000, description="The largest output a step may return.")
 
     signing_key: SecretStr | None = Field(
@@ -74,6 +111,10 @@ class Settings(BaseSettings):
         None, description="Where evidence goes: file:///directory or s3://bucket/prefix; else artifacts/ in the data."
     )
 
+    metrics_token: SecretStr | None = Field(
+        None, min_length=16, description="What may read /metrics besides a key of tenant `default`: sent as a key is."
+    )
+
     slack_token: SecretStr | None = Field(None, description="The bot token (xoxb-…); without it nothing goes to Slack.")
     slack_signing_secret: SecretStr | None = Field(None, description="Buttons and commands must be signed with it.")
     slack_channel: str | None = Field(None, description="Where the approvals of tenant `default` are posted.")
@@ -86,12 +127,23 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")
 
 
+def console_link(settings: Settings, path: str) -> str | None:
+    """Return the address of a console page for people who read a message elsewhere, or None if it is not known."""
+    return f"{settings.public_url.rstrip('/')}{path}" if settings.public_url else None
+
+
 def mcp_file(settings: Settings) -> Path:
     return settings.mcp or settings.data_dir / "mcp.json"
 
 
+def private_directory(path: Path) -> Path:
+    """Return the directory. Create it for its owner only, if it does not exist."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
 def logs_dir(settings: Settings) -> Path:
-    """Where a supervisor's workers write to, each to a file of its own."""
+    """Return the directory where a supervisor's workers write their log files, one each."""
     return settings.data_dir / "logs"
 
 
@@ -99,21 +151,21 @@ def worker_log(settings: Settings, worker_id: UUID | str) -> Path:
     return logs_dir(settings) / f"worker-{worker_id}.log"
 
 
-# The directories of this process's numbers: locked for as long as it lives, and unlocked by the kernel if it is killed.
+# This process's metrics directories: locked while it lives, and unlocked by the kernel if it is killed.
 _ours: list[int] = []
 
 
 def share_metrics(data_dir: Path) -> None:
-    """Let a server show the numbers of its workers too. Has to be called before the metrics are made.
+    """Let a server show the metrics of its workers too. Call this before the metrics are made.
 
-    Each server has a directory of its own: another one on the same data, also one that is refused its port, must not
-    clear away what this one has counted.
+    Each server has its own directory: another server on the same data, even one that fails to bind its port, must not
+    delete the counts of this one.
     """
     base = data_dir.absolute() / "metrics"
-    base.mkdir(parents=True, exist_ok=True)
+    private_directory(base)
     looking = os.open(base, os.O_RDONLY)
     try:
-        fcntl.flock(looking, fcntl.LOCK_EX)  # nobody clears away what was made a moment ago
+        fcntl.flock(looking, fcntl.LOCK_EX)  # no process may delete a directory that was just made
         for left in base.iterdir():
             if _is_free(left):
                 shutil.rmtree(left, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What operators see: structured logs and Prometheus metrics, their labels taken from the lifecycles."""
+"""What operators see: structured logs and Prometheus metrics, with labels taken from the lifecycles."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ def _as_json(event: Any, **_: Any) -> str:
 
 
 class _Detail:
-    """Whether every step is to be logged: asked before a line is made that nobody would see."""
+    """Whether every step is logged. Callers check it before they make a line that no log level shows."""
 
     wanted = False
 
@@ -51,7 +51,7 @@ def configure_logging(level: str, format_: str) -> None:
     logging.setLogRecordFactory(_ScrubbedRecord)
 
 
-# While a tool works with secrets: what takes them out of every line that anybody writes, libraries included.
+# Set while a tool works with secrets: removes them from every log line, including those of libraries.
 _scrubs: ContextVar[Callable[[Any], Any] | None] = ContextVar("scrubs", default=None)
 
 
@@ -81,10 +81,28 @@ class _ScrubbedRecord(logging.LogRecord):
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86400)
 
 
+class Names:
+    """Label values that callers choose. The first `most` names keep their own value; all others share `other`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        if name not in self._known:
+            if len(self._known) >= self._most:
+                return "other"
+            self._known.add(name)
+        return name
+
+
 class Metrics:
     """One process's metrics. Label values are bounded: states come from the tables, and there is no tenant label."""
 
+    MOST_NAMES = 50
+
     def __init__(self) -> None:
+        self.workflows, self.tools = Names(self.MOST_NAMES), Names(self.MOST_NAMES)
         self.registry = CollectorRegistry()
         r = self.registry
         self.transitions = {
@@ -126,7 +144,7 @@ class Metrics:
         )  # fmt: skip
         self.run_duration = Histogram(
             "interlock_run_duration_seconds",
-            "From creation to end.",
+            f"From creation to end. A process names its first {self.MOST_NAMES} workflows; the rest is `other`.",
             ["workflow", "status"],
             buckets=_SECONDS,
             registry=r,
@@ -136,7 +154,7 @@ class Metrics:
         )
         self.step_duration = Histogram(
             "interlock_step_duration_seconds",
-            "One attempt at a tool.",
+            f"One attempt at a tool. A process names its first {self.MOST_NAMES} tools; the rest is `other`.",
             ["tool", "outcome"],
             buckets=_SECONDS,
             registry=r,
@@ -172,6 +190,9 @@ class Metrics:
         self.worker_restarts = Counter(
             "interlock_worker_restarts", "Worker processes that died and were replaced.", registry=r
         )
+        self.loop_blocked = Counter(
+            "interlock_worker_loop_blocked", "Times a step blocked a worker's event loop; the log names it.", registry=r
+        )
         self.unsealed = Gauge(
             "interlock_audit_unsealed_entries", "Journal entries that are not in the audit chain yet.",
             registry=r, multiprocess_mode="mostrecent",
@@ -179,6 +200,11 @@ class Metrics:
         self.evidence_due = Gauge(
             "interlock_evidence_due_runs", "Ended runs that are in the audit chain and have no evidence yet.",
             registry=r, multiprocess_mode="mostrecent",
+        )  # fmt: skip
+        self.clock_difference = Gauge(
+            "interlock_clock_difference_seconds",
+            "How far the clock of a process is from the database's; above 60 the process deletes nothing.",
+            registry=r, multiprocess_mode="livemax",
         )  # fmt: skip
         self.held = Gauge(
             "interlock_worker_held_runs", "Runs that workers hold.", registry=r, multiprocess_mode="livesum"
@@ -189,25 +215,27 @@ class Metrics:
         return self.transitions[machine].labels(source, target)
 
     def was_in(self, machine: str, state: str, seconds: float | None) -> None:
-        """How long something was in the state that it left; moments of two clocks may be the wrong way round."""
+        """Record how long a machine was in the state that it left. Moments from two clocks may be in reverse order."""
         self.state_seconds[machine].labels(state).observe(max(seconds or 0.0, 0.0))
 
-    @cache  # noqa: B019
+    def run_took(self, workflow: str, status: str) -> Histogram:
+        return self.run_duration.labels(self.workflows.label(workflow), status)
+
     def step_took(self, tool: str | None, outcome: str) -> Histogram:
-        return self.step_duration.labels(tool, outcome)
+        return self.step_duration.labels(self.tools.label(tool or ""), outcome)
 
 
 metrics = Metrics()
 
 
 def forget_process(pid: int) -> None:
-    """A process of ours is gone: what it had in hand it has no longer. What it counted stays counted."""
+    """Remove the gauges of a child process that has ended. Its counters stay."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def exposition() -> bytes:
-    """This process's metrics, or with PROMETHEUS_MULTIPROC_DIR those of every process that shares the directory."""
+    """Return this process's metrics, or those of all processes that share PROMETHEUS_MULTIPROC_DIR."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest(metrics.registry)
     shared = CollectorRegistry()

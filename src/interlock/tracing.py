@@ -1,7 +1,7 @@
-"""Traces: one tree of spans from the request over the run and its steps to the tools, in the W3C's form.
+"""Traces: one tree of spans from the request through the run and its steps to the tools, in the W3C format.
 
-Without an exporter there are no spans and nothing of OpenTelemetry is imported. The context that a caller sent is
-handed on all the same, so that a trace does not end here.
+Without an exporter there are no spans and OpenTelemetry is not imported. A context from the caller is still passed
+on, so that its trace does not end here.
 """
 
 import os
@@ -26,12 +26,15 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-(
 
 
 def accepted(header: str | None) -> str | None:
-    """A `traceparent` that can be gone on with. Of one that cannot, the standard says to begin anew."""
+    """Return a valid `traceparent`, or None: for an invalid one the standard says to start a new trace."""
     return header if header is not None and _TRACEPARENT.fullmatch(header) else None
 
 
 def run_traceparent(run_id: UUID, given: str | None) -> str:
-    """The context of a run's own span. It is known from the start, by anybody, though the span is made at its end."""
+    """Return the context of a run's own span.
+
+    Every process can compute it from the start, although the span is made only at the run's end.
+    """
     match = _TRACEPARENT.fullmatch(given or "")
     trace, flags = (match[1], match[3]) if match else (run_id.hex, "01")
     return f"00-{trace}-{_span_of(run_id)}-{flags}"
@@ -42,7 +45,7 @@ def _span_of(run_id: UUID) -> str:
 
 
 class Spans:
-    """The making of spans, while somebody wants them."""
+    """Makes spans, if an exporter is configured."""
 
     def __init__(self, processor: "SpanProcessor") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -57,9 +60,11 @@ class Spans:
     def span(
         self, name: str, attributes: Mapping[str, Any], *, parent: str | None = None, is_request: bool = False
     ) -> "Iterator[Span]":
-        """Around a block; what is begun within is below it. Without `parent` it is below the one around it.
+        """Make a span around a block. Spans within are its children.
 
-        What the block raises is for the block to say: the text of an exception may hold a secret.
+        Without `parent` it is a child of the current span.
+
+        The block reports its own exceptions, because the text of an exception may hold a secret.
         """
         from opentelemetry.trace import SpanKind
 
@@ -74,7 +79,7 @@ class Spans:
         self, run_id: UUID, given: str | None, name: str, began: datetime, ended: datetime,
         attributes: Mapping[str, Any], failure: str | None,
     ) -> None:  # fmt: skip
-        """A run's span, when it has ended: it may have begun days ago, in another process."""
+        """Make a run's span at the run's end. The run may have begun days ago, in another process."""
         own = run_traceparent(run_id, given).split("-")
         token = _forced.set((int(own[1], 16), int(own[2], 16)))
         try:
@@ -87,11 +92,11 @@ class Spans:
         span.end(_nanoseconds(ended))
 
     def close(self) -> None:
-        """What is not sent yet is."""
+        """Send the remaining spans and shut down."""
         self._provider.shutdown()
 
 
-# None: nobody wants spans.
+# None if no exporter is configured.
 spans: Spans | None = None
 
 
@@ -101,7 +106,7 @@ def use(made: Spans | None) -> None:
 
 
 def configure() -> None:
-    """Send spans where OTEL_EXPORTER_OTLP_ENDPOINT says, if it says so."""
+    """Send spans to OTEL_EXPORTER_OTLP_ENDPOINT, if it is set."""
     if spans is not None or not any(os.environ.get(name) for name in _ENDPOINTS):
         return
     try:
@@ -119,7 +124,7 @@ def close() -> None:
 
 
 def current() -> str | None:
-    """The `traceparent` of the span around us, to be sent to others."""
+    """Return the `traceparent` of the current span, for requests to other systems."""
     if spans is None:
         return None
     from opentelemetry.trace import get_current_span
@@ -146,7 +151,7 @@ def _id_generator() -> Any:
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
-        """Random, but for the span of a run, whose id others have used already."""
+        """Random ids, except for the span of a run, whose id other spans have used already."""
 
         def generate_span_id(self) -> int:
             return forced[1] if (forced := _forced.get()) else super().generate_span_id()
@@ -158,7 +163,7 @@ def _id_generator() -> Any:
 
 
 def _context(traceparent: str | None) -> "Context":
-    """Below a span that is somewhere else; below none, and not by chance the one around us, if there is none."""
+    """Return the context of a remote parent span. Without one, return an empty context and not the current span's."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 

@@ -1,6 +1,6 @@
-"""An MCP server to be started: its tool's description is what CLOCK_SAYS says, so that it can change.
+"""An MCP server for tests: CLOCK_SAYS is its tool's description, so that tests can change it.
 
-Over its standard input and output, or with a port as its argument over HTTP.
+It serves its standard input and output, or HTTP if it gets a port as its argument.
 """
 
 import os
@@ -30,7 +30,7 @@ def stop(reason: str) -> str:
 
 
 def guarded(app: Any) -> Any:
-    """Only for those who have the token CLOCK_TOKEN, if there is one."""
+    """Require the token CLOCK_TOKEN, if it is set."""
     wanted = f"Bearer {os.environ['CLOCK_TOKEN']}".encode() if "CLOCK_TOKEN" in os.environ else None
 
     async def guard(scope: Any, receive: Any, send: Any) -> None:

@@ -1,5 +1,8 @@
-"""A shop whose agent asks before it refunds, and people who talk to it over HTTP."""
+"""A shop whose agent asks before it refunds, and people who talk to the agent over HTTP."""
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -71,7 +74,7 @@ script:
 
 @dataclass
 class Talk:
-    """One key's conversations."""
+    """The conversations of one key."""
 
     rig: Rig
     http: httpx2.AsyncClient
@@ -116,6 +119,46 @@ class Talk:
     async def events(self, session_id: str) -> list[Any]:
         items: list[Any] = (await self.get(f"/api/sessions/{session_id}/events"))["items"]
         return items
+
+
+@dataclass
+class Waiting:
+    """The requests that wait on the server for a run, by run id."""
+
+    runs: list[str] = field(default_factory=list)
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def began(self, run_id: object) -> None:
+        self.runs.append(str(run_id))
+        self._more.set()
+
+    async def for_run(self, run_id: str, requests: int) -> None:
+        """Return once this many requests wait for the run."""
+        await self._until(lambda: self.runs.count(run_id) >= requests)
+
+    async def for_any(self, requests: int) -> None:
+        await self._until(lambda: len(self.runs) >= requests)
+
+    async def _until(self, enough: Callable[[], bool]) -> None:
+        async with asyncio.timeout(15):
+            while not enough():
+                self._more.clear()
+                await self._more.wait()
+
+
+@pytest.fixture
+def waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    found, follower = Waiting(), rig.services.follower
+    watching = follower.watching
+
+    @contextmanager
+    def watched(run_id: object) -> Iterator[asyncio.Event]:
+        with watching(run_id) as news:
+            found.began(run_id)
+            yield news
+
+    monkeypatch.setattr(follower, "watching", watched)
+    return found
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Tools and a model for workers in processes of their own, each of which is killed, really, at the point DOOMED_AT.
+"""Tools and a model for workers in separate processes. A real SIGKILL ends each worker at the point DOOMED_AT.
 
-What happens to the world is a line in the file DOOMED_LEDGER, which outlives the processes.
+Each effect is a line in the file DOOMED_LEDGER, which outlives the processes.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock import Context
-from interlock.agents import turn
+from interlock.agents import model_turn
 from interlock.tools import Registry, registry, tool
 
 AGENT = """
@@ -44,7 +44,7 @@ def _pass(point: str) -> None:
     """With DOOMED_ALL the server that started the worker dies with it."""
     if os.environ.get("DOOMED_AT") == point:
         if os.environ.get("DOOMED_ALL"):
-            os.killpg(0, signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -56,7 +56,7 @@ def stock(shelf: Registry) -> None:
         _pass(f"after {ctx.step}")
         return "a charge"
 
-    @tool("doomed.pay", writes=True, idempotent=True, register=shelf)
+    @tool("doomed.pay", writes=True, risk="low", idempotent=True, register=shelf)
     async def pay(ctx: Context, to: str) -> str:
         _pass(f"before {ctx.step}")
         if f"paid {to} {ctx.idempotency_key}" not in ledger():  # as a bank with idempotency keys would
@@ -66,7 +66,7 @@ def stock(shelf: Registry) -> None:
 
 
 def watch_model() -> None:
-    really = turn._ask
+    really = model_turn._ask
 
     async def ask(ctx: Context, *args: Any) -> dict[str, Any]:
         _pass(f"before {ctx.step}")
@@ -75,7 +75,7 @@ def watch_model() -> None:
         _pass(f"after {ctx.step}")
         return answer
 
-    turn._ask = ask
+    model_turn._ask = ask
 
 
 if os.environ.get("DOOMED_AT"):

@@ -1,4 +1,4 @@
-"""A conversation whose workers die comes to the same end: each write once, and no answer of a model asked for twice."""
+"""A conversation whose workers die has the same result: each write once, and no stored model answer requested twice."""
 
 import asyncio
 from collections import Counter
@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from interlock import Context
-from interlock.agents import turn
-from interlock.worker import flush
-from interlock.worker.loop import Worker
+from interlock.agents import model_turn
+from interlock.worker import batch_committer
+from interlock.worker.worker import Worker
 from tests.agents.conftest import Talk
 from tests.governed.conftest import lose
 
@@ -29,7 +29,7 @@ script:
 
 
 class World:
-    """What was paid, by the key of each payment; and what the model was asked, which it had answered already."""
+    """The payments by key, and the model requests whose answers were already stored."""
 
     def __init__(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         self.talk = talk
@@ -38,12 +38,12 @@ class World:
         self.asked_in_vain: list[str] = []
         rig = talk.rig
 
-        @rig.tool("shop.pay", writes=True, idempotent=True)
+        @rig.tool("shop.pay", writes=True, risk="low", idempotent=True)
         async def pay(ctx: Context, to: str) -> str:
             self.paid[f"{to} {ctx.idempotency_key}"] += 1
             return f"paid {to}"
 
-        really = turn._ask
+        really = model_turn._ask
 
         async def ask(ctx: Context, *args: Any) -> dict[str, Any]:
             stored = "SELECT FROM entry WHERE run_id = $1 AND step = $2 AND event = 'succeed'"
@@ -52,12 +52,12 @@ class World:
             self.asked[ctx.step] += 1
             return await really(ctx, *args)
 
-        monkeypatch.setattr(turn, "_ask", ask)
+        monkeypatch.setattr(model_turn, "_ask", ask)
 
     async def die_at(self, number: int, *, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A worker that is killed at its so-manyth commit: before it, or after it and before it hears of it."""
+        """Give a worker that is killed at its n-th commit: before the commit, or between the commit and its answer."""
         there, commits = asyncio.Event(), 0
-        really = flush.append
+        really = batch_committer.append
 
         async def append(*args: Any) -> Any:
             nonlocal commits
@@ -70,7 +70,7 @@ class World:
 
         rig = self.talk.rig
         with monkeypatch.context() as patched:
-            patched.setattr(flush, "append", append)
+            patched.setattr(batch_committer, "append", append)
             task = asyncio.create_task(
                 Worker(rig.database, rig.settings, tools=rig.tools, capacity=2).run(asyncio.Event())
             )

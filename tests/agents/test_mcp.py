@@ -1,4 +1,4 @@
-"""MCP both ways: a server's tools through our gate, and our tools for a client that speaks MCP."""
+"""MCP in both directions: a server's tools through our gate, and our tools for an MCP client."""
 
 import asyncio
 import json
@@ -11,36 +11,38 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from mcp import Client, MCPError, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
 
 from interlock import __version__
 from interlock.cli import tools as tools_command
+from interlock.cli.mcp_diff import changes_of, changes_text
 from interlock.client import AsyncClient
 from interlock.client.mcp import Bridge
 from interlock.errors import Invalid, Retryable, Terminal
 from interlock.lifecycle import Tier
-from interlock.tools import Registry, mcp
+from interlock.tools import Registry
 from interlock.tools import tool as declare
 from interlock.tools.mcp import (
+    PARTS,
     Connection,
     McpTool,
+    OnError,
     Server,
     digest_of,
     judged,
     load_mcp,
-    offered,
     read_servers,
     tool_of,
     write_servers,
 )
-from tests.agents import clock_server, gate_server
-from tests.agents.conftest import Talk
+from tests.agents import clock_server
+from tests.agents.conftest import Talk, Waiting
+from tests.agents.servers import CLOCK, GATE, tools_of
 from tests.cli.stub import run as run_command
 from tests.rig import Rig
-
-CLOCK = Server("clock", (sys.executable, clock_server.__file__), env=("CLOCK_SAYS", "PATH"))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,8 @@ CLOCK = Server("clock", (sys.executable, clock_server.__file__), env=("CLOCK_SAY
         ({"read_only_hint": True, "idempotent_hint": True}, False, (True, Tier.MED, False)),
         ({"destructive_hint": True}, False, (True, Tier.HIGH, False)),
         ({"destructive_hint": False}, False, (True, Tier.MED, False)),
-        ({}, True, (True, Tier.HIGH, False)),
+        ({}, True, (True, Tier.MED, False)),
+        ({"destructive_hint": True}, True, (True, Tier.HIGH, False)),
         ({"read_only_hint": True}, True, (False, Tier.LOW, True)),
         ({"destructive_hint": False, "idempotent_hint": True}, True, (True, Tier.MED, True)),
     ],
@@ -61,8 +64,8 @@ def test_hints_only_raise_the_risk_unless_the_server_is_trusted(hints: Any, trus
 
 @pytest.fixture
 async def ticking(rig: Rig, tmp_path: Path) -> AsyncIterator[Connection]:
-    """The clock's tools in the rig, as they were accepted."""
-    accepted = Server(**{**_fields(CLOCK), "tools": await offered(CLOCK)})
+    """Register the clock's accepted tools in the rig."""
+    accepted = Server(**{**_fields(CLOCK), "tools": await tools_of(CLOCK)}, on_error=OnError.FAILED)
     connection = Connection(accepted)
     for name in accepted.tools:
         rig.tools.put(tool_of(connection, name))
@@ -75,7 +78,7 @@ def _fields(server: Server) -> dict[str, Any]:
 
 
 async def act(talk: Talk, tool: str, **args: Any) -> Any:
-    return (await talk.post("/api/acts", {"tool": tool, "args": args}))[1]
+    return (await talk.post("/api/tool-calls", {"tool": tool, "args": args}))[1]
 
 
 POLICY = """
@@ -91,7 +94,7 @@ async def test_a_call_of_an_untrusted_server_is_held_then_made(talk: Talk, ticki
         assert held["status"] == "pending_approval"
         approver = Talk(talk.rig, talk.rig.http(await talk.rig.key("ann", "approver")))
         await approver.post(f"/api/approvals/{held['approval_id']}/approve")
-        done = await talk.get(f"/api/acts/{held['id']}", wait=30)
+        done = await talk.get(f"/api/tool-calls/{held['id']}", wait=30)
         unfit = await act(talk, "clock.tell", zone=7)
     assert (done["status"], done["result"]) == ("done", {"zone": "UTC", "time": "12:00"})
     assert "zone: 7 is not of type 'string'" in unfit["error"]["message"]
@@ -113,7 +116,7 @@ async def test_an_error_of_the_tool_fails_the_call_and_a_changed_definition_is_n
 
 @pytest.fixture
 async def over_http() -> AsyncIterator[str]:
-    """The clock as a process that serves HTTP, and its address."""
+    """Run the clock as a process that serves HTTP, and give its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
@@ -151,7 +154,7 @@ async def test_a_server_over_http_is_held_called_and_found_again(
             held = await act(talk, "clock.tell", zone=zone)
             assert held["status"] == "pending_approval"
             await approver.post(f"/api/approvals/{held['approval_id']}/approve")
-            done = await talk.get(f"/api/acts/{held['id']}", wait=30)
+            done = await talk.get(f"/api/tool-calls/{held['id']}", wait=30)
             assert (done["status"], done["result"]) == ("done", {"zone": zone, "time": "12:00"})
 
 
@@ -192,14 +195,28 @@ def test_a_server_that_does_not_answer_says_why_and_is_not_added(
 
 @pytest.fixture
 def changed_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The list in which the clock was accepted as it was: one tool fewer, one more, another schema, milder hints."""
+    """The accepted list of an older clock: one tool fewer, one more, another schema, milder hints."""
     monkeypatch.setenv("INTERLOCK_DATA_DIR", str(tmp_path))
-    tools = asyncio.run(offered(CLOCK))
+    tools = asyncio.run(tools_of(CLOCK))
     tools["wind"] = tools.pop("stop")
-    was = {"description": "Tell.", "input_schema": {"type": "object"}, "hints": {"destructive_hint": False}}
+    was = {
+        "title": "",
+        "output_schema": {},
+        "description": "Tell.",
+        "input_schema": {"type": "object"},
+        "hints": {"destructive_hint": False},
+    }
     tools["tell"] = was | {"digest": digest_of(was)}
     write_servers(tmp_path / "mcp.json", {"clock": Server(**{**_fields(CLOCK), "tools": tools})})
     return tmp_path / "mcp.json"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_a_tool_that_people_accept_is_in_its_digest_and_shown_when_it_changes(part: str) -> None:
+    accepted = {name: "" if name in ("title", "description") else {} for name in PARTS}
+    offered = accepted | {part: "new" if part in ("title", "description") else {"new": True}}
+    assert digest_of(accepted) != digest_of(offered)
+    assert "new" in changes_text("clock.tell", "changed", changes_of(accepted, offered)).plain.partition("\n")[2]
 
 
 def test_a_changed_tool_is_shown_whole_and_not_accepted_without_a_word(
@@ -231,7 +248,7 @@ def test_a_yes_accepts_what_was_shown_and_then_nothing_is_asked(
     monkeypatch.setattr(tools_command, "_can_ask", lambda: True)
     said = run_command("tools", "accept-mcp", "clock", input="y\n")
     assert said.exit_code == 0 and "Accept? [y/n]" in said.stdout, said.stderr
-    assert read_servers(changed_clock)["clock"].tools == asyncio.run(offered(CLOCK))
+    assert read_servers(changed_clock)["clock"].tools == asyncio.run(tools_of(CLOCK))
     again = run_command("tools", "accept-mcp", "clock")
     assert again.exit_code == 0 and "Accept?" not in again.stdout
 
@@ -251,19 +268,16 @@ def test_a_broken_list_of_servers_says_so(tmp_path: Path) -> None:
         read_servers(path)
 
 
-GATE = Server("gate", (sys.executable, gate_server.__file__), env=("PATH",))
-
-
 @pytest.fixture
 async def gated() -> AsyncIterator[Connection]:
-    connection = Connection(replace(GATE, tools=await offered(GATE)))
+    connection = Connection(replace(GATE, tools=await tools_of(GATE)))
     yield connection
     await connection.close()
 
 
 @pytest.fixture
 def gate(tmp_path: Path) -> str:
-    """A pipe: whoever opens it to write waits for whoever reads, who waits for it to be closed."""
+    """A pipe: opening it for writing waits for the reader, and the reader waits until the writer closes it."""
     os.mkfifo(tmp_path / "gate")
     return str(tmp_path / "gate")
 
@@ -291,12 +305,12 @@ async def test_a_write_that_the_protocol_refuses_was_not_done_and_of_other_error
 
 
 def _foreign(schema: Any) -> McpTool:
-    about = {"description": "", "input_schema": schema, "hints": {}}
+    about = {"title": "", "output_schema": {}, "description": "", "input_schema": schema, "hints": {}}
     return tool_of(Connection(Server("far", url="https://far.example", tools={"do": about})), "do")
 
 
 def test_the_schema_of_a_server_makes_us_fetch_nothing(tmp_path: Path) -> None:
-    """Neither a file of ours nor an address inside our network."""
+    """It fetches neither a local file nor an address inside our network."""
     (tmp_path / "part.json").write_text('{"type": "integer"}')
     tool = _foreign({"type": "object", "properties": {"a": {"$ref": (tmp_path / "part.json").as_uri()}}})
     with pytest.raises(Terminal, match=r"schema.*part\.json"):
@@ -318,12 +332,19 @@ def test_a_server_takes_no_name_that_a_tool_of_ours_has(tmp_path: Path, rig_free
     @declare("clock.tell", register=rig_free_registry)
     async def tell() -> None: ...
 
-    about = {"description": "", "input_schema": {"type": "object"}, "hints": {}, "digest": ""}
+    about = {
+        "title": "",
+        "output_schema": {},
+        "description": "",
+        "input_schema": {"type": "object"},
+        "hints": {},
+        "digest": "",
+    }
     write_servers(tmp_path / "mcp.json", {"clock": replace(CLOCK, tools={"tell": about})})
     with pytest.raises(Invalid, match=r"clock\.tell .*MCP server clock"):
         load_mcp(tmp_path / "mcp.json", rig_free_registry)
     write_servers(tmp_path / "mcp.json", {"clock": replace(CLOCK, tools={"stop": about})})
-    for _ in range(2):  # the same again is the same
+    for _ in range(2):  # repeating it gives the same result
         load_mcp(tmp_path / "mcp.json", rig_free_registry)
 
 
@@ -345,15 +366,16 @@ async def test_who_waits_for_a_connection_that_another_gave_up_may_try_again(
 ) -> None:
     asked = asyncio.Event()
 
-    async def nowhere(stack: AsyncExitStack) -> None:
+    async def nowhere(stack: AsyncExitStack, link: Any) -> None:
         asked.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(gated, "_place", nowhere)
-    monkeypatch.setattr(mcp, "_CONNECT_SECONDS", 0.05)
+    accepted = gated.server
+    gated.server = replace(accepted, connect_seconds=0.05)
     impatient = asyncio.create_task(gated.call("refuse", {}))
     await asked.wait()
-    monkeypatch.setattr(mcp, "_CONNECT_SECONDS", 20.0)
+    gated.server = accepted
     patient = asyncio.create_task(gated.call("refuse", {}))
     both = await asyncio.gather(impatient, patient, return_exceptions=True)
     assert [type(error) for error in both] == [Retryable, Retryable], both
@@ -366,7 +388,7 @@ async def test_a_server_that_never_answers_does_not_hold_the_call_for_ever(
     hasty = replace(gated.server, timeout_seconds=0.2)
     write_servers(tmp_path / "mcp.json", {"gate": hasty})
     assert read_servers(tmp_path / "mcp.json") == {"gate": hasty}
-    await gated.client()  # it is there before the time runs
+    await gated.client()  # start the server before its time limit counts
     gated.server = hasty
     talk.rig.tools.put(tool_of(gated, "wait"))
     await talk.http.put("/api/policy", content='@id("all") permit(principal, action in Action::"gate", resource);')
@@ -377,7 +399,7 @@ async def test_a_server_that_never_answers_does_not_hold_the_call_for_ever(
 
 
 async def test_an_mcp_client_gets_our_tools_through_the_gate(rig: Rig, talk: Talk) -> None:
-    """A real client against the real server; between it and the API there is no socket, but all the rest."""
+    """A real client against the real server. Only the socket between the server and the API is missing."""
     import httpx2
 
     key = await rig.key("bot", "agent")
@@ -438,7 +460,52 @@ async def test_the_mcp_command_speaks_over_stdin_and_stdout(tmp_path: Path) -> N
         command=sys.executable, args=["-m", "interlock", "--url", "http://127.0.0.1:9", "--key", "k", "mcp"],
         env={"PYTHONPATH": ":".join(sys.path)}, cwd=tmp_path,
     )  # fmt: skip
-    async with Client(command) as client:
-        answer = await client.call_tool("get_run", {"id": "x"})
-        assert client.server_info.version == __version__
+    said = tmp_path / "stderr"
+    with said.open("w") as errors:
+        async with Client(stdio_client(command, errlog=errors)) as client:
+            answer = await client.call_tool("get_run", {"id": "x"})
+            assert client.server_info.version == __version__
+            with pytest.raises(MCPError, match=r"127\.0\.0\.1:9"):
+                await client.list_tools()
     assert answer.is_error
+    assert "Traceback" not in said.read_text()
+
+
+async def test_get_result_waits_for_a_held_call(rig: Rig, talk: Talk, waiting: Waiting) -> None:
+    """agents 1: twenty get_result calls took 0.1 seconds, and each would have been a turn of the client's model."""
+    import httpx2
+
+    asked: list[str] = []
+    inner = httpx2.ASGITransport(app=rig.app, raise_app_exceptions=False)
+
+    class Counted(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            asked.append(request.method)
+            return await inner.handle_async_request(request)
+
+    ours = AsyncClient("http://test", await rig.key("bot", "agent"), transport=Counted())
+    async with ours, rig.worker(), Client(Bridge(ours, __version__, 60).server) as client, asyncio.timeout(30):
+        held = (await client.call_tool("shop__refund", {"charge": "ch_1", "amount": 5})).structured_content
+        asked.clear()
+        result = asyncio.create_task(client.call_tool("get_result", {"id": held["id"]}))
+        await waiting.for_run(held["id"], 2)
+        await talk.post(f"/api/approvals/{held['approval_id']}/approve")
+        assert (await result).structured_content["status"] == "done"
+    assert asked == ["GET"]
+
+
+async def test_a_client_that_cancels_its_call_cancels_the_run(rig: Rig, talk: Talk) -> None:
+    """agents 12: the run continued after the client had canceled the call."""
+    import httpx2
+
+    transport = httpx2.ASGITransport(app=rig.app, raise_app_exceptions=False)
+    ours = AsyncClient("http://test", await rig.key("bot", "agent"), transport=transport)
+    bridge = Bridge(ours, __version__, 60)
+    async with ours, rig.worker(), Client(bridge.server) as client, asyncio.timeout(30):
+        call = asyncio.create_task(client.call_tool("shop__hold", {}))
+        await talk.hold.inside()
+        call.cancel()
+        await asyncio.wait([call])
+        [run] = (await talk.get("/api/runs", workflow="tool_call.shop.hold"))["items"]
+        ended = await rig.until(UUID(run["id"]), "canceled")
+    assert ended["reason"] == "canceled_by_user"

@@ -1,4 +1,4 @@
-"""A pydantic-ai agent with its own loop in a flow: durable, gated, with receipts; whoever dies."""
+"""A pydantic-ai agent with its own loop in a flow: durable, gated and with receipts, even if processes die."""
 
 import asyncio
 from typing import Any
@@ -11,10 +11,10 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset
 
-from interlock.agents import own_loop
-from interlock.agents.own_loop import Durability, governed, run_agent
+from interlock.agents import pydantic_ai_durability
+from interlock.agents.pydantic_ai_durability import Durability, governed, run_agent
 from interlock.flows import FlowContext
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 from tests.agents.conftest import POLICY, Talk
 from tests.governed.conftest import lose
 
@@ -28,7 +28,7 @@ ALLOWED = (
 
 
 class Model:
-    """Looks up, refunds, remembers, answers; counts how often it was asked."""
+    """Looks up, refunds, remembers, answers; counts its requests."""
 
     def __init__(self, *calls: tuple[str, dict[str, Any]]) -> None:
         self.asked = 0
@@ -47,7 +47,7 @@ class Model:
 
 
 def support(talk: Talk, model: Model) -> list[str]:
-    """The flow `support`; what its agent's own function was told."""
+    """The flow `support`, and the arguments of its agent's own function."""
     remembered: list[str] = []
     own: FunctionToolset[None] = FunctionToolset(id="own")
 
@@ -56,7 +56,7 @@ def support(talk: Talk, model: Model) -> list[str]:
         remembered.append(what)
         return f"remembered {what}"
 
-    own_loop.operations(talk.rig.tools)
+    pydantic_ai_durability.operations(talk.rig.tools)
     agent = Agent(
         FunctionModel(model), name="support", toolsets=[governed("shop.*", tools=talk.rig.tools), own],
         capabilities=[Durability()],
@@ -177,7 +177,7 @@ async def test_an_agent_without_the_capability_is_refused(talk: Talk) -> None:
 
 
 async def test_a_function_of_its_own_may_ask_another_durable_agent(talk: Talk) -> None:
-    """Within the step of the function: the flow does not hear of what the other one does."""
+    """The other agent runs within the function's step, so the flow does not see its operations."""
     other = Agent(TestModel(custom_output_text="yes"), name="other", capabilities=[Durability()])
     own: FunctionToolset[None] = FunctionToolset(id="own")
 
@@ -186,7 +186,7 @@ async def test_a_function_of_its_own_may_ask_another_durable_agent(talk: Talk) -
         answer = await asyncio.wait_for(other.run(what), 10)
         return f"{what}? {answer.output}"
 
-    own_loop.operations(talk.rig.tools)
+    pydantic_ai_durability.operations(talk.rig.tools)
     agent = Agent(FunctionModel(Model(CALLS[2])), name="asker", toolsets=[own], capabilities=[Durability()])
 
     @talk.rig.flow("asking.flow")
@@ -204,7 +204,7 @@ async def test_a_function_of_its_own_may_ask_another_durable_agent(talk: Talk) -
 async def test_an_agent_that_waits_for_anything_else_is_stopped_and_told(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_loop, "_THINKING_SLICES", 2)
+    monkeypatch.setattr(pydantic_ai_durability, "_THINKING_SLICES", 2)
 
     async def look_it_up() -> str:
         await asyncio.sleep(3600)
@@ -233,5 +233,7 @@ script: [{turns: [{calls: [{tool: agent.operation, args: {agent: a, operation: o
     run = await talk.ended((await talk.told("go", agent="anything"))["run_id"])
     assert "There is no tool agent__operation" in run["result"]["text"]
     async with talk.rig.worker():
-        _, act = await talk.post("/api/acts", {"tool": "agent.operation", "args": {"agent": "a", "operation": "o"}})
+        _, act = await talk.post(
+            "/api/tool-calls", {"tool": "agent.operation", "args": {"agent": "a", "operation": "o"}}
+        )
     assert act["status"] == "failed" and "only an agent that runs in a flow" in act["error"]["message"]

@@ -1,4 +1,4 @@
-"""Providers' own code, against a server that speaks like them: streaming, tool calls, errors and what it cost."""
+"""The providers' client code, against a server that speaks their protocols: streaming, tool calls, errors and cost."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from interlock.agents import turn
+from interlock.agents import model_turn
 from interlock.definition.agent import load_agent
 from interlock.engine import audit, workflows
 from tests.agents.conftest import Talk
@@ -24,11 +24,13 @@ from tests.agents.conftest import Talk
 
 @dataclass
 class Provider:
-    """Answers each request with the next of its answers, chunk by chunk."""
+    """Answers each request with its next scripted answer, chunk by chunk."""
 
     answers: list[Any] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
     url: str = ""
+    # The finish reason of an answer without calls.
+    finish_reason: str = "stop"
 
     async def complete(self, request: Request) -> Response:
         self.asked.append({"authorization": request.headers.get("authorization"), **await request.json()})
@@ -43,18 +45,18 @@ class Provider:
         for delta in deltas:
             choice = {"index": 0, "delta": delta, "finish_reason": None}
             yield f"data: {json.dumps({**base, 'choices': [choice]})}\n\n"
-        done = {"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}
+        done = {"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else self.finish_reason}
         usage = {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200}
         yield f"data: {json.dumps({**base, 'choices': [done]})}\n\n"
         yield f"data: {json.dumps({**base, 'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
     async def message(self, request: Request) -> Response:
-        """As Anthropic: blocks that are begun, added to and ended."""
+        """Like Anthropic: events start, extend and stop content blocks."""
         self.asked.append({"authorization": request.headers.get("authorization"), **await request.json()})
         return StreamingResponse(_events(_blocks(self.answers.pop(0))), media_type="text/event-stream")
 
     async def generate(self, request: Request) -> Response:
-        """As Google: each chunk a candidate of its own."""
+        """Like Google: each chunk is a separate candidate."""
         asked = {"authorization": request.headers.get("x-goog-api-key"), "path": request.url.path}
         self.asked.append(asked | await request.json())
         return StreamingResponse(_events(_candidates(self.answers.pop(0))), media_type="text/event-stream")
@@ -162,7 +164,7 @@ settings: {{temperature: 0}}
     await talk.post(f"/api/approvals/{question['id']}/approve")
     run = await talk.ended(sent["run_id"])
     assert (run["status"], run["result"], talk.refunds) == ("succeeded", {"text": "It is done."}, ["ch_1"])
-    # 1000 tokens in and 200 out, twice, at the list price of that model.
+    # 1,000 tokens in and 200 out, twice, at the list price of that model.
     assert run["cost_usd"] == pytest.approx(2 * (1000 * 0.15 + 200 * 0.6) / 1e6)
     first, second = provider.asked
     assert (first["authorization"], first["stream"], first["temperature"]) == ("Bearer sk-test", True, 0)
@@ -176,7 +178,7 @@ settings: {{temperature: 0}}
 
 @pytest.mark.parametrize(
     ("model", "usd"),
-    # Per million tokens, in and out.
+    # Prices per million tokens, in and out.
     [("anthropic:claude-sonnet-4-5", (3.0, 15.0)), ("google:gemini-2.5-flash", (0.3, 2.5))],
 )
 async def test_other_providers_stream_call_and_cost_in_their_own_words(
@@ -206,7 +208,7 @@ async def test_other_providers_stream_call_and_cost_in_their_own_words(
 
 
 async def is_whole(talk: Talk, run_id: str) -> bool:
-    """Its journal has no hole, and the chain that it is sealed into holds."""
+    """Check that the journal has no gap, and that the chain it is sealed into verifies."""
     rig = talk.rig
     found = await rig.sql("SELECT seq FROM entry WHERE run_id = $1 ORDER BY seq", UUID(run_id))
     await rig.prove()
@@ -215,7 +217,7 @@ async def is_whole(talk: Talk, run_id: str) -> bool:
 
 
 async def test_what_a_model_says_that_is_no_text_is_kept_as_far_as_it_is(talk: Talk, provider: Provider) -> None:
-    """PostgreSQL can store neither NUL nor half a character."""
+    """PostgreSQL can store neither NUL nor an unpaired surrogate."""
     definition = f"{{name: hosted, model: 'openai-chat:m', base_url: '{provider.url}', tools: [shop.*]}}"
     await talk.http.post("/api/agents", content=definition)
     provider.answers = [
@@ -227,7 +229,7 @@ async def test_what_a_model_says_that_is_no_text_is_kept_as_far_as_it_is(talk: T
     assert (run["status"], run["result"]) == ("succeeded", {"text": "c\ufffdd"}), run["error"]
     events = await talk.events(sent["session_id"])
     assert "".join(e["data"]["text"] for e in events if e["type"] == "message_delta") == "a\ufffdbc\ufffdd"
-    assert "NUL" in provider.asked[1]["messages"][-1]["content"]  # and the tool was not called with something else
+    assert "NUL" in provider.asked[1]["messages"][-1]["content"]  # and no tool was called with other arguments
     assert await is_whole(talk, sent["run_id"])
 
 
@@ -239,7 +241,7 @@ async def test_what_is_told_and_cannot_be_stored_fails_the_step_and_leaves_no_ho
     def only_the_answer(said: Any) -> Any:
         return said if isinstance(said, str) else json.loads(json.dumps(said).replace("\\u0000", "?"))
 
-    monkeypatch.setattr(turn, "storable", only_the_answer)
+    monkeypatch.setattr(model_turn, "storable", only_the_answer)
     provider.answers = [[{"role": "assistant", "content": "a\x00b"}, {"content": "c"}]]
     sent = await talk.told("please", agent="hosted")
     run = await talk.ended(sent["run_id"])
@@ -277,7 +279,7 @@ async def test_no_variable_but_a_key_for_models_can_be_named(talk: Talk) -> None
 
 
 async def applied_before(talk: Talk, definition: str, tenant_id: UUID | None = None) -> None:
-    """An agent that was accepted by an Interlock which asked less."""
+    """An agent that an older Interlock with fewer checks accepted."""
     plan = load_agent(yaml.safe_load(definition))
     async with talk.rig.database.transaction() as tx:
         await workflows._publish(tx, talk.rig.database, tenant_id or talk.rig.admin.tenant_id, "ann", plan)

@@ -1,19 +1,20 @@
-"""A session: a message is a run, writes are held for people, and what was decided is done in the same run."""
+"""A session: a message is a run, writes wait for people, and the same run executes the decision."""
 
 import asyncio
-import re
 from typing import Any
 from uuid import UUID
 
 import orjson
 import pytest
+from pydantic_ai.messages import ToolReturnPart
 
-from interlock.agents import scripted
 from interlock.agents.conversation import conversation
 from interlock.engine import audit, sessions, sweeps
 from interlock.integrations.webhooks import run_data
 from interlock.wire import WebhookEvent
+from interlock.worker.worker import Worker
 from tests.agents.conftest import Talk
+from tests.governed.conftest import lose
 from tests.rig import Rig
 
 
@@ -45,7 +46,7 @@ async def test_what_was_told_in_parts_is_what_was_said(talk: Talk) -> None:
 async def test_a_rejected_write_ends_the_run_well_and_nothing_is_done(talk: Talk) -> None:
     sent = await talk.told("refund ch_1 40")
     [question] = await talk.held(sent["run_id"])
-    # No worker is there: the run ends with the decision itself.
+    # No worker runs: the decision itself ends the run.
     await talk.post(f"/api/approvals/{question['id']}/reject", {"reason": "not this customer"})
     run = await talk.get(f"/api/runs/{sent['run_id']}")
     assert (run["status"], run["reason"], talk.refunds) == ("succeeded", "rejected", [])
@@ -59,7 +60,7 @@ async def test_of_several_calls_reads_run_at_once_and_each_write_has_its_own_app
     steps = (await talk.rig.run(UUID(sent["run_id"])))["step"]
     assert steps["shop.lookup"]["status"] == "succeeded"
     await talk.post(f"/api/approvals/{first['id']}/approve")
-    # The first is done while the second still waits.
+    # The first call executes while the second still waits.
     run = await talk.rig.work_until(UUID(sent["run_id"]), "waiting_approval")
     assert (run["status"], talk.refunds) == ("waiting_approval", ["ch_1"])
     await talk.post(f"/api/approvals/{second['id']}/approve")
@@ -141,7 +142,7 @@ async def test_a_model_that_fails_fails_the_run_and_a_retry_asks_it_again(talk: 
     await talk.ended(again["id"])
 
 
-# ---------------------------------------------------------------- auto_approve, and who may approve
+# ---------------------------------------------------------------- auto_approve, and permission to approve
 
 
 async def test_auto_approve_lets_pass_what_is_not_high(talk: Talk) -> None:
@@ -193,6 +194,41 @@ async def test_who_edits_an_agents_action_asks_for_it(talk: Talk) -> None:
     assert (status, body["code"]) == (403, "SELF_APPROVAL")
 
 
+async def test_two_people_are_enough_where_one_of_them_edits_an_agents_action(talk: Talk) -> None:
+    """agents 9: neither the editor nor the person who talks to the agent could approve, so it took a third person."""
+    other = Talk(talk.rig, talk.rig.http(await talk.rig.key("another", "approver")))
+    sent = await talk.told("refund ch_1 40")
+    [question] = await talk.held(sent["run_id"])
+    path = f"/api/approvals/{question['id']}/approve"
+    # The editor does not confirm their own change; the person who talks to the agent confirms it.
+    edited = (await other.post(path, {"patch": {"amount": 41}}))[1]
+    digest = edited["action"]["digest"]
+    assert (await other.post(path, {"digest": digest}))[1]["code"] == "SELF_APPROVAL"
+    assert (await talk.get(f"/api/approvals/{question['id']}"))["barred"] is None
+    # Both of them edit it: the last editor cannot confirm it, the other one can.
+    status, edited = await talk.post(path, {"patch": {"amount": 42}, "digest": digest})
+    assert (status, edited["edited_by"]) == (200, ["another", "admin"])
+    digest = edited["action"]["digest"]
+    assert (await talk.post(path, {"digest": digest}))[1]["code"] == "SELF_APPROVAL"
+    status, body = await other.post(path, {"digest": digest})
+    assert (status, body["status"]) == (200, "approved")
+    assert (await talk.ended(sent["run_id"]))["status"] == "succeeded"
+
+
+async def test_an_agents_action_that_an_edit_makes_high_takes_another_person(talk: Talk) -> None:
+    other = Talk(talk.rig, talk.rig.http(await talk.rig.key("another", "approver")))
+    third = Talk(talk.rig, talk.rig.http(await talk.rig.key("third", "approver")))
+    sent = await talk.told("refund ch_1 40")
+    [question] = await talk.held(sent["run_id"])
+    path = f"/api/approvals/{question['id']}/approve"
+    edited = (await other.post(path, {"patch": {"amount": 500}}))[1]
+    assert edited["tier"] == "high"
+    body = {"digest": edited["action"]["digest"]}
+    for person in (talk, other):
+        assert (await person.post(path, body))[1]["code"] == "SELF_APPROVAL"
+    assert (await third.post(path, body))[1]["status"] == "approved"
+
+
 async def test_a_key_of_an_agent_confirms_nothing_in_its_own_session(talk: Talk) -> None:
     bot = Talk(talk.rig, talk.rig.http(await talk.rig.key("bot", "agent")))
     sent = await bot.told("refund ch_1 40")
@@ -224,46 +260,27 @@ async def test_who_may_not_approve_cannot_do_so_in_advance(talk: Talk, role: str
 # ---------------------------------------------------------------- scripts
 
 
-async def test_an_expression_that_never_ends_fails_its_run_and_holds_up_nobody(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scripted, "_PATIENCE_SECONDS", 0.5)
-    script = [{"match": "(a+)+$", "turns": [{"say": "done"}]}]
+async def test_a_pattern_that_would_backtrack_for_ever_answers_at_once(talk: Talk) -> None:
+    script = [{"match": "(a+)+$", "turns": [{"say": "done"}]}, {"turns": [{"say": "no"}]}]
     assert (await talk.post("/api/agents", {"name": "evil", "model": "scripted", "script": script}))[0] == 201
-    await talk.ended((await talk.told("hello"))["run_id"])  # what it imports takes a moment, once
-    ticks: list[None] = []
-
-    async def tick() -> None:
-        while True:
-            ticks.append(None)
-            await asyncio.sleep(0.01)
-
-    ticking = asyncio.create_task(tick())
     run = await talk.ended((await talk.told("a" * 5000 + "!", agent="evil"))["run_id"])
-    ticking.cancel()
+    assert (run["status"], run["result"]) == ("succeeded", {"text": "no"})
+
+
+async def test_a_pattern_that_is_too_large_for_the_message_fails_its_run(talk: Talk) -> None:
+    script = [{"match": "(.{30}){30}!", "turns": [{"say": "done"}]}]
+    assert (await talk.post("/api/agents", {"name": "evil", "model": "scripted", "script": script}))[0] == 201
+    run = await talk.ended((await talk.told("a" * 50_000, agent="evil"))["run_id"])
     assert (run["status"], run["reason"]) == ("failed", "terminal_error")
-    assert "came to no end" in run["error"]["message"]
-    assert len(ticks) > 5, "others go on meanwhile"
+    assert "too large for a message of this length" in run["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "quick"),
-    [
-        (r"^refund (?P<charge>\w+) (?P<amount>\d+)", True),
-        ("^(?:yes|no)", True),
-        ("(a+)+", False),
-        ("(?x)(a+) +", False),
-        ("(a+)(?#)+", False),
-        (r"(a)\1*", False),
-        ("(a|aa)" * 20 + "$", False),
-        (r"\s*" * 9 + "x", False),
-    ],
-)
-async def test_what_may_take_long_is_matched_elsewhere_and_alike(pattern: str, quick: bool) -> None:
-    assert scripted._is_quick(pattern, 20) == quick
-    for text in ("refund ch_1 40 aaaa", "no"):
-        found = re.search(pattern, text, re.DOTALL)
-        assert scripted._found_elsewhere(pattern, text) == (None if found is None else found.groupdict())
+@pytest.mark.parametrize("match", [r"(a)\1", "(?=a)b", "((a{30}){30}){30}", "("])
+async def test_a_pattern_without_a_bound_is_refused_when_it_is_applied(talk: Talk, match: str) -> None:
+    script = [{"match": match, "turns": [{"say": "done"}]}]
+    status, body = await talk.post("/api/agents", {"name": "evil", "model": "scripted", "script": script})
+    assert (status, body["code"]) == (422, "DEFINITION_INVALID")
+    assert "not a regular expression" in body["detail"]
 
 
 # ---------------------------------------------------------------- one run at a time
@@ -348,6 +365,47 @@ async def test_the_model_is_told_what_was_said_before(rig: Rig, talk: Talk) -> N
     ]  # fmt: skip
 
 
+PAYER = """
+name: payer
+model: scripted
+tools: [shop.pay]
+script: [{turns: [{calls: [{tool: shop.pay, args: {}}]}]}]
+"""
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("ended", ["interrupted", "lost"])
+async def test_the_model_is_told_that_nobody_knows_whether_a_write_was_done(
+    rig: Rig, talk: Talk, ended: str, idempotent: bool
+) -> None:
+    rig.settings.max_reclaims = 0
+
+    @rig.tool("shop.pay", writes=True, risk="low", idempotent=idempotent)
+    async def pay() -> None:
+        await talk.hold()
+
+    await talk.http.put("/api/policy", content='@id("all") permit (principal, action, resource);')
+    assert (await talk.http.post("/api/agents", content=PAYER)).status_code == 201
+    sent = await talk.told("pay", agent="payer")
+    if ended == "interrupted":
+        async with rig.worker():
+            await talk.hold.inside()
+            await talk.post(f"/api/sessions/{sent['session_id']}/interrupt")
+            await rig.until(UUID(sent["run_id"]))
+    else:
+        task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+        await talk.hold.inside()
+        await lose(rig, task)
+        await talk.ended(sent["run_id"])
+    [receipt] = (await talk.get(f"/api/runs/{sent['run_id']}/receipts"))["items"]
+    last = await talk.told("and now?", session_id=sent["session_id"])
+    [row] = await rig.sql("SELECT * FROM run WHERE id = $1", UUID(last["run_id"]))
+    told = conversation(await sessions.memory(rig.database, row, await rig.plans.get(row["tenant_id"], "payer", 1)), "")
+    [answer] = [part for message in told for part in message.parts if isinstance(part, ToolReturnPart)]
+    assert "Nobody knows whether it was done" in str(answer.content)
+    assert (receipt["status"] == "in_doubt") == (ended == "lost" or not idempotent)
+
+
 # ---------------------------------------------------------------- interrupting
 
 
@@ -362,7 +420,7 @@ async def test_interrupting_while_a_tool_runs(talk: Talk) -> None:
 
 
 async def test_a_tool_may_be_called_model(talk: Talk) -> None:
-    """Its step is not taken for one that asks the agent's model, which would be asked without end."""
+    """The engine must not mistake the tool's step for a model call, which it would repeat without end."""
     rig = talk.rig
 
     @rig.tool("model")
@@ -399,7 +457,7 @@ async def test_interrupting_while_the_model_speaks(talk: Talk) -> None:
 
 
 async def test_a_model_that_is_asked_again_after_its_worker_stopped_says_so(talk: Talk) -> None:
-    """Else what it said before would be heard twice."""
+    """Otherwise readers would see its earlier text twice."""
     rig = talk.rig
     rig.settings.drain_seconds = 0.05
     sent = await talk.told("slowly")
@@ -498,16 +556,17 @@ async def test_without_an_agent_the_built_in_one_does_as_it_is_told(talk: Talk) 
 async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> None:
     rig = talk.rig
     object.__setattr__(rig.settings, "retention_days", 30)
-    gone = await talk.told("hello")
-    kept = await talk.told("hello")
-    for sent in (gone, kept):
-        await talk.ended(sent["run_id"])
-    again = await talk.told("again", session_id=kept["session_id"])
-    await talk.ended(again["run_id"])
+    object.__setattr__(rig.settings, "retention_grace_days", 0)
+    async with rig.long_ago():
+        gone = await talk.told("hello")
+        kept = await talk.told("hello")
+        for sent in (gone, kept):
+            await talk.ended(sent["run_id"])
+        again = await talk.told("again", session_id=kept["session_id"])
+        await talk.ended(again["run_id"])
     old, later = gone["session_id"], again["message_id"]
-    # As if it had been said after the month that goes.
+    # Date the message after the month that retention removes.
     await rig.sql("UPDATE message SET run_id = $1 WHERE id = $2", UUID(int=2**128 - 1), UUID(later))
-    rig.clock.advance(100 * 86400)
     await sweeps.tend(rig.database, rig.notary.signing.key())
     assert len(await rig.sql("SELECT FROM message")) == 3, "its evidence is not there yet"
     await audit.seal_all(rig.database, rig.notary.signing)
@@ -538,3 +597,14 @@ async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     assert told.keys() == {"approval.requested", "approval.resolved", "run.completed"}
     told["run.completed"] = orjson.loads(orjson.dumps(run_data(run), default=str))
     assert {data["session_id"] for data in told.values()} == {sent["session_id"]}
+
+
+async def test_an_agent_interrupts_its_own_session_and_no_other(talk: Talk) -> None:
+    """A remark of the specification review: role `agent` could send messages but had no way to stop them."""
+    rig = talk.rig
+    agent, other = [rig.http(await rig.key(name, "agent")) for name in ("bot", "other")]
+    sent = (await agent.post("/api/messages", json={"content": "hello"})).json()
+    path = f"/api/sessions/{sent['session_id']}/interrupt"
+    assert (await other.post(path)).status_code == 403
+    answer = await agent.post(path)
+    assert (answer.status_code, answer.json()["reason"]) == (200, "interrupted"), answer.text

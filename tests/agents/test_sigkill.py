@@ -1,4 +1,4 @@
-"""Workers and servers killed with SIGKILL in the middle of a conversation of three turns."""
+"""SIGKILL ends workers and servers in the middle of a conversation of three turns."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,11 @@ import pytest
 
 from tests.agents import doomed
 from tests.agents.conftest import Talk
+from tests.fixed_time import machine_time as _fixed_time  # noqa: F401
 
 
 async def doom(talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent, and the permission to do all that it does."""
+    """Register the agent, and a policy that allows all its calls."""
     monkeypatch.setenv("DOOMED_LEDGER", str(tmp_path / "ledger"))
     doomed.stock(talk.rig.tools)
     policy = '@id("all") permit(principal, action in Action::"doomed", resource);'
@@ -55,8 +56,8 @@ async def test_a_conversation_is_killed_at_its_steps_and_comes_to_the_same_end(
     lines = Counter(doomed.ledger())
     [paid] = [line for line in lines if line.startswith("paid")]
     assert lines[paid] == 1
-    # What was killed after the model had answered, and before that was stored, is the only thing to be asked again;
-    # the last of it in this process, which takes no notes.
+    # Only the step that was killed between the model's answer and its storage asks the model again. The last such
+    # request is in this process, which takes no notes.
     assert {step: lines[f"asked {step}"] for step in doomed.STEPS[::2]} == {"model": 2, "model#2": 2, "model#3": 1}
     receipts = await talk.rig.sql("SELECT status FROM receipt WHERE run_id = $1", UUID(sent["run_id"]))
     assert [receipt["status"] for receipt in receipts] == ["succeeded"]
@@ -66,7 +67,7 @@ async def test_a_conversation_is_killed_at_its_steps_and_comes_to_the_same_end(
 async def test_a_reader_misses_and_repeats_nothing_over_servers_that_are_killed(
     talk: Talk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: tuple[str, ...]
 ) -> None:
-    """`interlock up` dies with its worker at each point; its reader comes back with the last event that it heard."""
+    """`interlock up` dies with its worker at each point; the reader reconnects with the last event id it received."""
     await doom(talk, tmp_path, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -97,7 +98,7 @@ async def test_a_reader_misses_and_repeats_nothing_over_servers_that_are_killed(
 
 
 async def hear_out(url: str, key: str, heard: list[str]) -> None:
-    """As a browser's EventSource: connects again, after the last id, until the run has come to its end."""
+    """Read like a browser's EventSource: reconnect after the last id until the run has ended."""
     last: dict[str, str] = {}
     headers = {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"}
     async with httpx2.AsyncClient(timeout=30) as http:
@@ -110,7 +111,7 @@ async def hear_out(url: str, key: str, heard: list[str]) -> None:
                         elif line.startswith("event: ") and line != "event: end":
                             name = line.removeprefix("event: ")
                         elif line.startswith("data: ") and line != "data: {}":
-                            # Only now it is whole; what broke off before comes again.
+                            # Only now is the frame complete; the server sends an interrupted frame again.
                             last = {"Last-Event-ID": place}
                             heard.append(f"{place} {name}")
                             if name == "run_completed":

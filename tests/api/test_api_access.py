@@ -1,9 +1,10 @@
-"""Who may do what: tenants, roles, workspaces, keys."""
+"""Permissions of tenants, roles, workspaces and keys."""
 
 from typing import Any
 
 import httpx2
 import pytest
+from tests.integrations.people import join
 from tests.rig import Rig
 
 from interlock.wire import Key, Page, Problem, Role
@@ -58,7 +59,7 @@ async def test_a_key_is_shown_once_listed_without_its_secret_and_can_be_revoked(
     revoked = Key.model_validate((await http.delete(f"/api/keys/{made.id}")).json())
     assert revoked.revoked_at is not None
     assert problem(await client.get("/api/runs"), 401).code == "UNAUTHORIZED"
-    # Revoking again keeps the time of the first.
+    # A second revocation keeps the time of the first.
     assert (await http.delete(f"/api/keys/{made.id}")).json()["revoked_at"] == revoked.model_dump(mode="json")[
         "revoked_at"
     ].replace("Z", "+00:00")
@@ -67,7 +68,9 @@ async def test_a_key_is_shown_once_listed_without_its_secret_and_can_be_revoked(
 async def test_a_name_with_a_colon_is_shown_whole(rig: Rig, http: httpx2.AsyncClient) -> None:
     made = (await http.post("/api/keys", json={"name": "ops:ann", "role": "admin"})).json()
     ann = rig.http(made["key"])
-    assert (await ann.put("/api/secrets/token", json={"value": "s3cret"})).json()["created_by"] == "ops:ann"
+    assert (await ann.put("/api/secrets/token", json={"value": "s3cret", "tools": ["*"]})).json()[
+        "created_by"
+    ] == "ops:ann"
     sent = await ann.post("/api/events", json={"type": "t.came", "correlation": "c"})
     listed = (await ann.get("/api/events")).json()["items"]
     assert (sent.status_code, [event["sent_by"] for event in listed]) == (202, ["ops:ann"])
@@ -80,7 +83,7 @@ async def test_a_key_cannot_revoke_itself(rig: Rig, http: httpx2.AsyncClient) ->
 
 @pytest.mark.parametrize("name", ["system", "worker", "run", "system:policy"])
 async def test_nobody_is_called_like_what_acts_by_itself(http: httpx2.AsyncClient, name: str) -> None:
-    """In journals it would look as if nobody had done it."""
+    """Otherwise the journal would name the engine instead of the person."""
     refused = problem(await http.post("/api/keys", json={"name": name, "role": "approver"}), 422)
     assert (refused.code, name.partition(":")[0] in refused.detail) == ("KEY_NAME_TAKEN", True)
     assert (await http.post("/api/keys", json={"name": "systems", "role": "viewer"})).status_code == 201
@@ -94,7 +97,7 @@ async def test_keys_are_stored_as_hashes_only(rig: Rig, http: httpx2.AsyncClient
 
 # ---------------------------------------------------------------- roles
 
-# What each role may do; all may look.
+# What each role may do; every role may read.
 MAY = {
     Role.VIEWER: set(),
     Role.OPERATOR: {"start", "stop", "define"},
@@ -189,7 +192,7 @@ async def test_what_belongs_to_another_tenant_does_not_exist(rig: Rig, http: htt
         ("DELETE", f"/api/keys/{key_id}", None),
     ]:
         theirs = problem(await other.request(method, path, json=body), 404)
-        # Word for word what a thing that never was answers.
+        # Word for word the answer for an id that never existed.
         nothing = "01a1e364-c6f4-7000-9218-ef8063d9932c"
         made_up = path.replace(run_id, nothing).replace(approval_id, nothing).replace(key_id, nothing)
         never = problem(await http.request(method, made_up.replace("gate", "never"), json=_never(body)), 404)
@@ -251,7 +254,7 @@ async def test_a_key_of_a_workspace_sees_and_moves_only_its_own(
     assert (await red.get("/api/approvals")).json()["items"] == []
     assert [r["id"] for r in (await blue.get("/api/runs")).json()["items"]] == [run_id]
     assert [a["id"] for a in (await blue.get("/api/approvals")).json()["items"]] == [approval_id]
-    # A key without a workspace is the tenant's.
+    # A key without a workspace belongs to the whole tenant.
     assert len((await http.get("/api/runs")).json()["items"]) == 2
     assert (await http.post(f"/api/approvals/{approval_id}/approve")).json()["status"] == "approved"
 
@@ -273,6 +276,22 @@ async def test_an_admin_of_a_workspace_cannot_reach_beyond_it(
     assert (await blue.delete(f"/api/keys/{made.json()['id']}")).status_code == 200
 
 
+async def test_a_workspace_admin_grants_only_its_own_groups(
+    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient
+) -> None:
+    """Security H4: a group decides approvals in the whole tenant, so a workspace must not grant itself one."""
+    body = {"name": "mine", "role": "operator", "groups": ["support", "sre"]}
+    refused = problem(await blue.post("/api/keys", json=body), 403)
+    assert refused.code == "GROUP_NOT_YOURS"
+    assert "sre, support" in refused.detail and "admin of the whole tenant" in refused.detail
+    assert "mine" not in (await http.get("/api/keys")).text
+    # An admin of the whole tenant may grant the group, and the workspace's admin may pass on a received group.
+    inside = (await http.post("/api/keys", json=body | {"role": "admin", "workspace_id": "blue"})).json()
+    member = rig.http(inside["key"])
+    assert (await member.post("/api/keys", json=body | {"groups": ["sre"]})).json()["groups"] == ["sre"]
+    problem(await member.post("/api/keys", json=body | {"groups": ["sre", "finance"]}), 403)
+
+
 async def test_the_policy_is_the_whole_tenants_and_no_workspace_replaces_it(
     rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient
 ) -> None:
@@ -283,20 +302,20 @@ async def test_the_policy_is_the_whole_tenants_and_no_workspace_replaces_it(
     assert (await http.put("/api/policy", content=text)).json()["version"] == 1
 
 
-# What is no workspace's: definitions that all of a tenant may read, workers and tenants, which are told to whoever
-# operates them, the senders of deliveries, who have no key, and what a key of a workspace is refused altogether.
+# Routes outside any workspace: definitions that all of a tenant may read, workers and tenants, which only operators
+# see, deliveries, whose senders have no key, and routes that a workspace key may not use at all.
 _OF_THE_TENANT = (
-    "/api/agents/{name}", "/api/workflows/{name}", "/api/hooks/", "/api/workers/", "/api/supervisor/", "/api/tenants/",
-    "/api/secrets/",
+    "/api/policy", "/api/agents/{name}", "/api/workflows/{name}", "/api/hooks/", "/api/workers/", "/api/supervisor/",
+    "/api/tenants/", "/api/secrets/", "/api/slack/teams/",
 )  # fmt: skip
 
 
 async def test_nothing_of_a_workspace_is_there_for_the_key_of_another(
     rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
 ) -> None:
-    """Every call that names something, so that a new one has to say whose that is."""
+    """Covers every call that names something, so that a new call must declare the owner."""
 
-    @rig.tool("bank.pay", writes=True, undo="bank.pay")
+    @rig.tool("bank.pay", writes=True, risk="low", undo="bank.pay")
     async def pay() -> None: ...
 
     async def made(path: str, body: Any) -> Any:
@@ -306,19 +325,19 @@ async def test_nothing_of_a_workspace_is_there_for_the_key_of_another(
 
     run_id, approval_id = await start(blue)
     async with rig.worker():
-        act = await made("/api/acts?wait=20", {"tool": "bank.pay"})
+        act = await made("/api/tool-calls", {"tool": "bank.pay"})
     [receipt] = (await blue.get(f"/api/runs/{act['id']}/receipts")).json()["items"]
     sent = await made("/api/messages", {"content": "hello"})
     spare = await made("/api/keys", {"name": "spare", "role": "approver"})
-    await made("/api/slack/users", {"team_id": "T1", "user_id": "U1", "key_id": spare["id"]})
+    await join(rig, "spare_in_slack", "U1", workspace_id="blue")
     await made("/api/schedules", {"name": "hourly", "cron": "0 * * * *", "workflow": "gate"})
     await made("/api/triggers", {"name": "deploy", "slack": {"command": "/deploy"}, "workflow": "gate"})
     ids = {
-        "run_id": run_id, "approval_id": approval_id, "act_id": act["id"], "receipt_id": receipt["id"],
+        "run_id": run_id, "approval_id": approval_id, "tool_call_id": act["id"], "receipt_id": receipt["id"],
         "session_id": sent["session_id"], "key_id": spare["id"], "team_id": "T1", "user_id": "U1",
         "job_id": (await made("/api/jobs", {"task_description": "all", "workflow": "gate"}))["id"],
         "webhook_id": (await made("/api/webhooks", {"url": "https://192.0.1.1/", "events": ["run.completed"]}))["id"],
-        "grant_id": (await made("/api/grants", {"tool": "bank.pay", "expires_in": 3600}))["id"],
+        "grant_id": (await made("/api/grants", {"tool": "bank.pay", "any_arguments": True, "expires_in": 3600}))["id"],
     }  # fmt: skip
     names = {"/api/schedules/": "hourly", "/api/triggers/": "deploy"}
     bodies = {
@@ -342,12 +361,12 @@ async def test_nothing_of_a_workspace_is_there_for_the_key_of_another(
 async def test_a_key_of_a_workspace_changes_no_workflow_or_agent_of_others(
     http: httpx2.AsyncClient, blue: httpx2.AsyncClient, red: httpx2.AsyncClient
 ) -> None:
-    """Others start them by name, with their own rights: what stands behind a name is theirs to say."""
+    """Other workspaces start them by name, with their own rights: only the owner may change what a name means."""
     agent = {"name": "helper", "model": "scripted", "script": [{"turns": [{"say": "hi"}]}]}
     other = {"name": "gate", "steps": [{"id": "ask", "approval": {"tier": "low", "summary": "changed"}}]}
     own = other | {"name": "own"}
     for who, path, body, status in [
-        (blue, "workflows", other, 409),  # the tenant's
+        (blue, "workflows", other, 409),  # owned by the tenant
         (http, "agents", agent, 201),
         (blue, "agents", agent | {"description": "changed"}, 409),
         (blue, "agents", agent, 201),  # the same content changes nothing
@@ -355,16 +374,16 @@ async def test_a_key_of_a_workspace_changes_no_workflow_or_agent_of_others(
         (red, "workflows", own | {"description": "red"}, 409),
         (blue, "workflows", own | {"description": "blue"}, 201),
         (http, "workflows", own | {"description": "tenant"}, 201),
-        (blue, "workflows", own | {"description": "again"}, 409),  # it has become the tenant's
+        (blue, "workflows", own | {"description": "again"}, 409),  # it now belongs to the tenant
     ]:
         answer = await who.post(f"/api/{path}", json=body)
         assert answer.status_code == status, (body, answer.text)
         if status == 409:
             assert problem(answer, 409).code == "WORKFLOW_NAME_TAKEN"
     assert (await http.get("/api/workflows/gate")).json()["version"] == 1
-    # What one call of a tool or an undo is made of is nobody's.
+    # The definition of a single tool call or a reversal has no owner.
     for who in (blue, red, http):
-        assert (await who.post("/api/acts?wait=0", json={"tool": "bank.pay"})).status_code == 201
+        assert (await who.post("/api/tool-calls", json={"tool": "bank.pay", "wait": 0})).status_code == 202
 
 
 async def test_an_event_is_not_shown_to_who_gives_its_name_to_another(
@@ -372,23 +391,9 @@ async def test_an_event_is_not_shown_to_who_gives_its_name_to_another(
 ) -> None:
     event = {"id": "e-1", "type": "bank.settled", "correlation": "ch_1", "payload": {"account": "blue's own"}}
     assert (await blue.post("/api/events", json=event)).status_code == 202
-    await rig.sql("DELETE FROM idempotency")  # its time is over sooner than the event's
+    await rig.sql("DELETE FROM idempotency")  # the record expires sooner than the event
     again = await blue.post("/api/events", json=event)
     assert (again.status_code, again.json()["payload"]) == (202, event["payload"])
     await rig.sql("DELETE FROM idempotency")
     answer = await red.post("/api/events", json=event | {"payload": None})
-    assert problem(answer, 409).code == "EVENT_EXISTS" and "blue" not in answer.text
-
-
-async def test_an_admin_of_a_workspace_says_who_its_own_people_are_in_slack_and_nobody_elses(
-    rig: Rig, http: httpx2.AsyncClient, blue: httpx2.AsyncClient
-) -> None:
-    own, boss = await rig.person("own", "approver"), await rig.person("boss", "approver")
-    await rig.sql("UPDATE api_key SET workspace_id = 'blue' WHERE id = $1", own.key_id)
-    body = {"team_id": "T1", "user_id": "U1", "key_id": str(own.key_id)}
-    assert (await blue.post("/api/slack/users", json=body)).status_code == 201
-    assert (await http.post("/api/slack/users", json=body | {"key_id": str(boss.key_id)})).status_code == 201
-    answer = await blue.post("/api/slack/users", json=body)
-    assert problem(answer, 409).code == "SLACK_USER_TAKEN"
-    [known] = (await http.get("/api/slack/users")).json()["items"]
-    assert known["name"] == "boss"
+    assert (answer.status_code, answer.json()["workspace_id"]) == (202, "red") and "blue" not in answer.text

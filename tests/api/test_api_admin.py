@@ -6,13 +6,16 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from tests.rig import Rig
 
 from interlock import wire
 from interlock.engine import audit
 from interlock.lifecycle import RUN, STEP
-from interlock.wire import Page, Problem, Worker, Workflow
+from interlock.telemetry import Metrics, Names, metrics
+from interlock.wire import Page, Problem, WorkerView, Workflow
 
 YAML = """
 name: refund
@@ -45,7 +48,7 @@ async def test_the_same_content_is_the_same_version_in_yaml_and_in_json(rig: Rig
         assert (await apply(http, again)).json() == first.json()
     changed = (await apply(http, YAML.replace("high", "low"))).json()
     assert (changed["version"], changed["digest"] != first.json()["digest"]) == (2, True)
-    # Going back to what once was is going back to its version.
+    # Applying earlier content again returns to its version.
     assert (await apply(http, YAML)).json()["version"] == 1
 
 
@@ -114,7 +117,43 @@ async def test_readiness_says_when_the_database_is_away(rig: Rig) -> None:
     answer = await http.get("/readyz")
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
     assert (await http.get("/healthz")).status_code == 200
-    assert (await http.get("/metrics")).status_code == 200
+    rig.settings.metrics_token = SecretStr("a token for Prometheus")
+    assert (await rig.http("a token for Prometheus").get("/metrics")).status_code == 200
+
+
+async def test_metrics_are_for_the_operators_of_all_tenants(rig: Rig) -> None:
+    """Security M7: without a key, metrics were public and named the workflows of all tenants."""
+    other = await rig.tenant("other")
+    strangers = [
+        ("", 401), ("nope", 401), (await rig.key("x", "admin", other.tenant_id), 403),
+        (await rig.key("x", "admin", workspace_id="blue"), 403), (await rig.key("prometheus", "viewer"), 200),
+    ]  # fmt: skip
+    for key, status in strangers:
+        answer = await rig.http(key).get("/metrics")
+        assert (answer.status_code, "interlock_run_active" in answer.text) == (status, status == 200), key
+    token = "0123456789abcdef"
+    assert (await rig.http(token).get("/metrics")).status_code == 401
+    rig.settings.metrics_token = SecretStr(token)
+    assert (await rig.http(token).get("/metrics")).status_code == 200
+    assert (await rig.http(token + "x").get("/metrics")).status_code == 401
+    assert (await rig.http(token).get("/api/runs")).status_code == 401
+
+
+def test_names_that_callers_choose_are_bounded_labels() -> None:
+    """Security M7: 150 workflows made 3,300 lines. Names over the limit share one label."""
+    some = Metrics()
+    for number in range(3 * Metrics.MOST_NAMES):
+        some.run_took(f"workflow-{number}", "succeeded").observe(1)
+        some.step_took(f"tool-{number}", "done").observe(1)
+    text = generate_latest(some.registry).decode()
+    for label, metric in (("workflow", "interlock_run_duration_seconds"), ("tool", "interlock_step_duration_seconds")):
+        counts = {
+            s.labels[label]: s.value
+            for family in text_string_to_metric_families(text)
+            for s in family.samples
+            if s.name == f"{metric}_count"
+        }
+        assert (len(counts), counts["other"]) == (Metrics.MOST_NAMES + 1, 2 * Metrics.MOST_NAMES)
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -132,19 +171,21 @@ async def test_metrics_show_what_is_not_proven_yet(rig: Rig) -> None:
     await rig.apply("{name: one, steps: [{id: a, tool: t.one}]}")
     await rig.work_until(await rig.start("one"))
     names = ("interlock_audit_unsealed_entries", "interlock_evidence_due_runs")
-    before = samples((await rig.http("").get("/metrics")).text)
+    before = samples((await rig.http().get("/metrics")).text)
     (written,) = await rig.sql("SELECT count(*) FROM entry")
     assert [before[name, ()] for name in names] == [written["count"], 0]
     rig.notary.signing.make()
     await audit.seal_all(rig.database, rig.notary.signing)
-    sealed = samples((await rig.http("").get("/metrics")).text)
+    sealed = samples((await rig.http().get("/metrics")).text)
     assert [sealed[name, ()] for name in names] == [0, 1]
     await rig.prove()
-    proven = samples((await rig.http("").get("/metrics")).text)
+    proven = samples((await rig.http().get("/metrics")).text)
     assert [proven[name, ()] for name in names] == [0, 0]
 
 
-async def test_metrics_count_what_happened(rig: Rig) -> None:
+async def test_metrics_count_what_happened(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "workflows", Names(1))  # earlier tests of this process may have used up the names
+
     @rig.tool("t.echo")
     async def echo() -> None: ...
 
@@ -179,7 +220,7 @@ async def test_metrics_count_what_happened(rig: Rig) -> None:
         dict(labels)["status"]: value for (name, labels), value in after.items() if name == "interlock_run_active"
     }
     assert active == {str(state): float(state == "waiting_approval") for state in RUN.open}
-    # Labels are words of the tables and nothing else.
+    # The label values are exactly the words of the tables.
     for machine, name in ((RUN, "run"), (STEP, "step")):
         pairs = {(str(t.source), str(t.target)) for t in machine.transitions()}
         for (metric, labels), _ in after.items():
@@ -190,11 +231,11 @@ async def test_metrics_count_what_happened(rig: Rig) -> None:
 async def test_workers_are_listed(rig: Rig) -> None:
     http = rig.http()
     async with rig.worker(7):
-        while True:  # until it has registered
+        while True:  # until the worker has registered
             items = (await http.get("/api/workers")).json()["items"]
             if items and items[0]["status"] == "running":
                 break
-        [found] = Page[Worker].model_validate({"items": items}).items
+        [found] = Page[WorkerView].model_validate({"items": items}).items
         assert (found.capacity, found.stopped_at) == (7, None)
     [gone] = (await http.get("/api/workers")).json()["items"]
     assert (gone["status"], gone["reason"], gone["holds"]) == ("completed", "drained", 0)
@@ -241,8 +282,22 @@ async def test_the_description_of_the_api_is_valid_and_complete(rig: Rig) -> Non
     assert schemas["StepState"]["enum"] == [str(state) for state in STEP.table]
 
 
+@pytest.mark.parametrize(
+    "name", ["ann\n", "ann\nbob", " ann", "ann ", "an\tn", "a\u202enn", "a\u200bnn", "\u00a0ann", "a\u3164nn"]
+)
+async def test_a_keys_name_is_what_people_see_of_it(rig: Rig, name: str) -> None:
+    """security L11: approvers recognize each other by key names."""
+    for body in ({"name": name}, {"name": "ann", "groups": ["a", name]}, {"name": "ann", "workspace_id": name}):
+        refused = await rig.http().post("/api/keys", json={"role": "viewer", **body})
+        assert refused.status_code == 422, refused.text
+        assert "blank" in refused.json()["detail"] or "cannot see" in refused.json()["detail"]
+    for fine in ("Ann O'Neil", "Zoë", "安娜"):
+        made = await rig.http().post("/api/keys", json={"name": fine, "role": "viewer"})
+        assert (made.status_code, made.json()["name"]) == (201, fine)
+
+
 async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
-    """Strictly: an answer has each field of its model, and no value that the model would have to bend."""
+    """Strictly: an answer has each field of its model, and no value that the model would have to coerce."""
 
     @rig.tool("t.echo")
     async def echo() -> dict[str, int]:
@@ -255,6 +310,8 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
         await http.get(f"/api/runs/{run['id']}", params={"wait": 20})
         approval = (await http.get("/api/approvals")).json()["items"][0]
         key = (await http.post("/api/keys", json={"name": "k", "role": "agent"})).json()
+        await apply(http, "name: gate\nsteps: [{id: ask, approval: {}}]")
+        gate = (await http.post("/api/runs", json={"workflow": "gate"})).json()
         answers: list[tuple[Any, Any]] = [
             (wire.Run, run),
             (wire.Run, (await http.get(f"/api/runs/{run['id']}")).json()),
@@ -263,7 +320,7 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
             (wire.Approval, approval),
             (wire.Approval, (await http.post(f"/api/approvals/{approval['id']}/approve")).json()),
             (wire.Page[wire.Approval], (await http.get("/api/approvals")).json()),
-            (wire.Run, (await http.post(f"/api/runs/{run['id']}/approve")).json()),
+            (wire.Run, (await http.post(f"/api/runs/{gate['id']}/approve")).json()),
             (wire.Page[wire.Workflow], (await http.get("/api/workflows")).json()),
             (wire.Workflow, (await http.get("/api/workflows/w")).json()),
             (wire.Key, key),
@@ -271,16 +328,16 @@ async def test_every_answer_is_what_the_wire_says(rig: Rig) -> None:
             (wire.Key, (await http.delete(f"/api/keys/{key['id']}")).json()),
             (wire.Tenant, (await http.post("/api/tenants", json={"name": "acme"})).json()),
             (wire.Page[wire.Tenant], (await http.get("/api/tenants")).json()),
-            (wire.Page[wire.Worker], (await http.get("/api/workers")).json()),
+            (wire.Page[wire.WorkerView], (await http.get("/api/workers")).json()),
             (wire.Page[wire.Tool], (await http.get("/api/tools")).json()),
             (wire.SentEvent, (await http.post("/api/events", json={"type": "e", "correlation": "c"})).json()),
-            (wire.Page[wire.OutsideEvent], (await http.get("/api/events")).json()),
+            (wire.Page[wire.ReceivedEvent], (await http.get("/api/events")).json()),
             (wire.Health, (await http.get("/healthz")).json()),
         ]
     for model, answer in answers:
         model.model_validate_json(json.dumps(answer), strict=False)
         for field, given in model.model_fields.items():
-            optional = {"key", "source", "steps"}  # shown once, or only where one thing is asked for
+            optional = {"key", "source", "steps"}  # only shown once, or only for a single resource
             assert field in answer or field in optional, (model.__name__, field, given)
     names = {
         "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "input", "result",

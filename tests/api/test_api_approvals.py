@@ -1,4 +1,4 @@
-"""/api/approvals over HTTP: who may decide, when, on what."""
+"""/api/approvals over HTTP: the permitted voters, the time limits, and the exact action of a vote."""
 
 import asyncio
 from typing import Any
@@ -68,7 +68,7 @@ async def test_an_approval_says_why_whoever_looks_cannot_approve_it(
     assert await barred(asker, low) == await barred(ann, high) == await barred(ann, both) == (None, True)
     for own in (high, both):
         assert await barred(asker, own) == ("who asked for it cannot approve it: another person has to", True)
-    assert (await decide(ann, both)).json()["barred"] == "you have voted; a second person has to approve too"
+    assert (await decide(ann, both)).json()["barred"] == "Your vote is already recorded. One more approver is needed."
     assert (await decide(ann, low)).json()["barred"] is None and await barred(ann, low) == (None, False)
     low = await ask(asker, "low")
     role = "your key's role is viewer; deciding takes approver or admin"
@@ -217,7 +217,7 @@ async def test_who_asked_cannot_approve_it(asker: httpx2.AsyncClient, ann: httpx
     assert code(await decide(asker, approval), 403) == "SELF_APPROVAL"
     assert code(await asker.post(f"/api/runs/{approval['run_id']}/approve"), 403) == "SELF_APPROVAL"
     assert await status_of(asker, approval) == "waiting_approval"
-    # Saying no to one's own request is always possible.
+    # Requesters may always reject their own request.
     assert (await decide(asker, approval, "reject")).json()["status"] == "rejected"
 
 

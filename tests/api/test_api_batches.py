@@ -1,4 +1,4 @@
-"""POST /api/runs/batch: a run for each input, all of them or none, once."""
+"""POST /api/runs/batch: one run per input, all or none, exactly once."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from tests.rig import Rig
 
-from interlock.testing import Clock
+from interlock.testing import ManualClock
 from interlock.wire import Page, Run
 
 ECHO = "{name: echo, steps: [{id: a, tool: t.echo, input: {value: '${input.x}'}}]}"
@@ -74,7 +74,7 @@ async def test_the_same_key_is_the_same_batch_also_many_times_at_once(rig: Rig, 
         assert run["trigger"]["idempotency_key"].endswith(":import-1")
 
 
-async def test_over_the_cap_they_wait_for_later_minutes_or_none_is_begun(rig: Rig, clock: Clock) -> None:
+async def test_over_the_cap_they_wait_for_later_minutes_or_none_is_begun(rig: Rig, clock: ManualClock) -> None:
     clock.fixed = datetime(2031, 5, 1, 12, 0, 30, tzinfo=UTC)
     who = await rig.tenant("acme", max_runs_per_min=3)
     await rig.apply(ECHO, who)

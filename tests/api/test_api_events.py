@@ -169,7 +169,7 @@ async def test_many_readers_follow_one_run_each_in_full(rig: Rig, http: httpx2.A
 async def test_a_stream_ends_without_an_end_frame_when_the_server_stops(
     rig: Rig, http: httpx2.AsyncClient, hold: Hold
 ) -> None:
-    """A client that sees no `end` comes back with the last id it has."""
+    """A client that sees no `end` reconnects with its last id."""
     run_id = await rig.start("list")
     async with rig.stream(f"/api/runs/{run_id}/events") as frames:
         assert (await anext(frames))["event"] == "run_created"

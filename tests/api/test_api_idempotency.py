@@ -3,6 +3,7 @@
 import asyncio
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import httpx2
@@ -84,7 +85,7 @@ async def test_the_same_key_with_another_request_is_refused(rig: Rig, http: http
         assert (answer.status_code, answer.json()["code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
         assert answer.headers["content-type"] == "application/problem+json"
     assert await runs(rig) == 1
-    # It is the meaning that counts, not the spelling.
+    # Requests are equal by meaning, not by spelling.
     answer = await http.post(
         "/api/runs", content=b' {"input":{"x":1},\n "workflow": "gate"}',
         headers=headers | {"content-type": "application/json"},
@@ -102,15 +103,65 @@ async def test_a_key_can_be_given_in_four_ways(rig: Rig, http: httpx2.AsyncClien
     assert (first.status_code, first.content == second.content, await runs(rig)) == (201, True, 1)
 
 
-async def test_errors_are_replayed_too(rig: Rig, http: httpx2.AsyncClient) -> None:
-    run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
-    await http.post(f"/api/runs/{run['id']}/approve")
-    headers = {"Idempotency-Key": "k1"}
-    first, second = [await http.post(f"/api/runs/{run['id']}/cancel", headers=headers) for _ in range(2)]
-    assert (first.status_code, first.json()["code"]) == (409, "RUN_TERMINAL_STATE")
-    assert (second.status_code, second.json()) == (409, first.json())
+async def test_the_refusal_of_an_invalid_request_is_replayed(http: httpx2.AsyncClient) -> None:
+    body, headers = {"tenants": ["nobody"]}, {"Idempotency-Key": "k1"}
+    first, second = [await http.post("/api/workers", json=body, headers=headers) for _ in range(2)]
+    assert (first.status_code, first.json()["code"]) == (422, "TENANT_NOT_FOUND")
+    assert (second.status_code, second.json()) == (422, first.json())
     assert second.headers["idempotency-replayed"] == "true"
     assert second.headers["content-type"] == "application/problem+json"
+
+
+async def _run_that_failed_later(rig: Rig, http: httpx2.AsyncClient) -> tuple[str, Any]:
+    """A run that has not ended and therefore cannot be retried."""
+    run = (await http.post("/api/runs", json={"workflow": "gate"})).json()
+
+    async def fail() -> None:
+        await http.post(f"/api/runs/{run['id']}/cancel")
+
+    return f"/api/runs/{run['id']}/retry", fail
+
+
+async def _worker_that_runs_later(rig: Rig, http: httpx2.AsyncClient) -> tuple[str, Any]:
+    worker = (await http.post("/api/workers")).json()
+
+    async def run() -> None:
+        await rig.sql("UPDATE worker SET status = 'running' WHERE id = $1", UUID(worker["id"]))
+
+    return f"/api/supervisor/workers/{worker['id']}/pause", run
+
+
+async def _schedule_whose_name_is_free_later(rig: Rig, http: httpx2.AsyncClient) -> tuple[str, Any]:
+    body = {"name": "s", "cron": "0 4 * * *", "workflow": "gate"}
+    assert (await http.post("/api/schedules", json=body)).status_code == 201
+
+    async def free() -> None:
+        await http.delete("/api/schedules/s")
+
+    return "/api/schedules", free
+
+
+@pytest.mark.parametrize(
+    ("made", "body"),
+    [
+        (_run_that_failed_later, None),
+        (_worker_that_runs_later, None),
+        (_schedule_whose_name_is_free_later, {"name": "s", "cron": "0 4 * * *", "workflow": "gate"}),
+    ],
+)
+async def test_a_conflict_is_not_replayed_once_the_request_is_possible(
+    rig: Rig, http: httpx2.AsyncClient, made: Any, body: Any
+) -> None:
+    """specification DEV-6: a 409 reports the state at that time; it is not the stored answer to the key (004 §4.1)."""
+    path, becomes_possible = await made(rig, http)
+    headers = {"Idempotency-Key": "k1"}
+    for _ in range(7):  # more often than the retry limit of a failed attempt
+        refused = await http.post(path, json=body, headers=headers)
+        assert (refused.status_code, "idempotency-replayed" in refused.headers) == (409, False)
+    await becomes_possible()
+    first, second = [await http.post(path, json=body, headers=headers) for _ in range(2)]
+    assert (first.is_success, first.content == second.content) == (True, True), first.text
+    assert second.headers["idempotency-replayed"] == "true"
 
 
 async def test_every_call_that_changes_something_can_be_repeated(rig: Rig, http: httpx2.AsyncClient) -> None:
@@ -150,13 +201,13 @@ async def test_a_key_is_forgotten_after_a_day(rig: Rig, http: httpx2.AsyncClient
 
 
 async def test_a_key_that_is_empty_is_refused(rig: Rig, http: httpx2.AsyncClient) -> None:
-    """It is a variable that was not set: the next request with it would be a second run."""
+    """An empty key is an unset variable: the next request with it would start a second run."""
     for header in ("Idempotency-Key", "X-Idempotency-Key"):
         for empty in ("", "  "):
             answer = await http.post("/api/runs", json={"workflow": "echo"}, headers={header: empty})
             assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
     assert await runs(rig) == 0
-    # Proxies put it in for themselves.
+    # Proxies set this header for themselves.
     assert (await http.post("/api/runs", json={"workflow": "echo"}, headers={"X-Request-ID": ""})).status_code == 201
 
 
@@ -235,7 +286,7 @@ async def test_an_answer_has_the_time_that_its_run_has(rig: Rig, http: httpx2.As
 
 
 async def leave(rig: Rig, status: str, key: str = "k1", *, body: Any, **more: str) -> None:
-    """A record that an earlier process left behind."""
+    """Insert a record that an earlier process left behind."""
     digest = Request.hash_of("POST", "/api/runs", orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
     columns = {"status": f"'{status}'", "created_at": "now()", "expires_at": "now() + interval '1 hour'"} | more
     await rig.sql(
@@ -336,7 +387,7 @@ async def test_hits_and_misses_are_counted_by_source(rig: Rig, http: httpx2.Asyn
     assert answered.get() == moves + 1
 
 
-# What they ask changes nothing.
+# These requests change nothing.
 ONLY_LOOKING = {"/api/policy/evaluate", "/api/policy/backtest", "/api/audit/verify", "/api/triggers/{name}/test"}
 
 

@@ -1,4 +1,4 @@
-"""/api/events: what happened outside, over HTTP."""
+"""/api/events: external events over HTTP."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from tests.rig import Rig
 
-from interlock.wire import OutsideEvent, Page, Role, SentEvent
+from interlock.wire import Page, ReceivedEvent, Role, SentEvent
 
 WAIT = '{name: w, steps: [{id: paid, wait: {event: bank.settled, correlation: "${input.charge}", timeout: 1h}}]}'
 
@@ -49,12 +49,12 @@ async def test_the_runs_events_say_what_was_waited_for_and_what_came(http: httpx
     told = (await http.get(f"/api/runs/{run['id']}/events")).json()["items"]
     parked, arrived = [e["data"] for e in told if e["type"] == "step_transition"]
     assert (parked["event"], parked["context"]["external_event"]["event_type"]) == ("park", "bank.settled")
-    assert parked["context"]["external_event"]["timeout_at"] == run["steps"][0]["waits_for"]["timeout_at"]
+    assert parked["context"]["external_event"]["expected_at"] == run["steps"][0]["waits_for"]["timeout_at"]
     assert (arrived["event"], arrived["context"]["external_event"] | {"received_at": None}) == (
         "arrive",
         {
             "event_type": "bank.settled", "source": "admin", "event_id": "evt_9", "correlation": "ch_1",
-            "received_at": None,
+            "received_at": None, "expected_at": run["steps"][0]["waits_for"]["timeout_at"],
         },
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ async def test_the_same_id_is_the_same_event_for_as_long_as_it_is_kept(rig: Rig,
     rig.clock.freeze()
     await http.post("/api/events", json=event(id="evt_1"))
     run = await start(http)
-    rig.clock.advance(2 * 86400)  # the memory of the request is gone by then
+    rig.clock.advance(2 * 86400)  # the idempotency record has expired by then
     again = SentEvent.model_validate((await http.post("/api/events", json=event(id="evt_1"))).json())
     assert (again.matched, again.run_id) == (True, run["id"])
 
@@ -124,7 +124,7 @@ async def test_events_are_listed_newest_first_and_by_page_for_their_tenant_alone
     run = await start(http, "ch_0")
     for n in range(3):
         await http.post("/api/events", json=event(correlation=f"ch_{n}", id=f"e{n}"))
-    first = Page[OutsideEvent].model_validate((await http.get("/api/events", params={"limit": 2})).json())
+    first = Page[ReceivedEvent].model_validate((await http.get("/api/events", params={"limit": 2})).json())
     assert [e.id for e in first.items] == ["e2", "e1"] and first.next_cursor
     rest = await http.get("/api/events", params={"limit": 2, "cursor": first.next_cursor})
     assert [(e["id"], e["run_id"], e["step_key"]) for e in rest.json()["items"]] == [("e0", run["id"], "paid")]

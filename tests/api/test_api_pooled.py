@@ -1,4 +1,4 @@
-"""Behind PgBouncer nobody is told anything: whoever waits looks as often as the poll says."""
+"""Behind PgBouncer there are no notifications: each waiter polls at the configured interval."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from tests.rig import Rig
 from interlock.api import runs, streams
 from interlock.settings import Settings
 from interlock.store.pool import Database
-from interlock.testing import Clock
+from interlock.testing import ManualClock
 
 GATE = "name: gate\nsteps:\n  - {id: ok, approval: {tier: low, summary: 'ok?'}}\n"
 
@@ -19,7 +19,7 @@ async def pooled(url: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) 
     for module, pause in ((runs, "_POLL_SECONDS"), (streams, "_FIRST_PAUSE_SECONDS")):
         monkeypatch.setattr(module, pause, 60.0)
     database = await Database(f"{url}&pgbouncer=true", settings, size=8).open()
-    rig = await Rig.make(database, settings, Clock())
+    rig = await Rig.make(database, settings, ManualClock())
     await rig.apply(GATE)
     yield rig
     await rig.close()

@@ -1,5 +1,6 @@
-"""Whatever is wrong with a request: an answer that says so, as problem+json, and never a 500."""
+"""Every invalid request gets an explanation as problem+json, never a 500."""
 
+import re
 from collections.abc import AsyncIterator
 from functools import reduce
 from typing import Any
@@ -159,15 +160,41 @@ async def test_what_asks_for_nothing_more_refuses_a_body_that_does(http: httpx2.
 
 
 async def test_a_decision_has_no_field_that_would_not_count(rig: Rig, http: httpx2.AsyncClient) -> None:
-    """Whoever binds a yes to a digest must not be told that it was taken when nobody looked at the digest."""
+    """A caller that binds an approval to a digest must not get a success if the server ignored the digest."""
     run = (await http.post("/api/runs", json={"workflow": "gate", "input": {"x": 1}})).json()["id"]
     [approval] = (await http.get("/api/approvals", params={"run_id": run})).json()["items"]
-    for field in ({"digest": "0" * 64}, {"patch": {"x": 2}}):
-        found = problem(await http.post(f"/api/runs/{run}/approve", json=field), 422)
-        assert found["errors"][0]["path"] == f"body.{next(iter(field))}"
+    found = problem(await http.post(f"/api/runs/{run}/approve", json={"patch": {"x": 2}}), 422)
+    assert found["errors"][0]["path"] == "body.patch"
+    found = problem(await http.post(f"/api/runs/{run}/approve", json={"digest": "0" * 64}), 409)
+    assert found["code"] == "ACTION_DIGEST_MISMATCH"
     refused = problem(await http.post(f"/api/approvals/{approval['id']}/reject", json={"patch": {"x": 2}}), 422)
     assert "patch" in refused["detail"]
     assert (await http.get(f"/api/runs/{run}")).json()["status"] == "waiting_approval"
+
+
+async def test_a_query_parameter_that_an_endpoint_does_not_know_is_refused(rig: Rig, http: httpx2.AsyncClient) -> None:
+    """new-user 18: `GET /api/runs?q=INC0003` returned all runs. The test asks every endpoint that OpenAPI lists."""
+    spec = (await http.get("/api/openapi.json")).json()
+    asked = 0
+    for path, methods in spec["paths"].items():
+        url = re.sub(r"\{[^}]+\}", str(uuid4()), path)
+        for method in methods:
+            found = problem(await http.request(method.upper(), url, params={"no_such": "x"}), 422)
+            assert found["errors"][0]["path"] == "query.no_such", (method, path, found)
+            asked += 1
+    assert asked > 80
+    found = problem(await http.get("/api/runs", params={"stauts": "failed", "limit": 3}), 422)
+    assert found["detail"].startswith(
+        "query.stauts: There is no such query parameter; did you mean `status`? Known are "
+    )
+    # The fast path of `POST /api/runs` knows only `wait`.
+    body = {"workflow": "gate", "input": {"x": 1}}
+    found = problem(await http.post("/api/runs", params={"wiat": "3"}, json=body), 422)
+    assert "did you mean `wait`?" in found["detail"]
+    found = problem(await http.post("/api/runs", params={"wait": "0", "\u202e": "3"}, json=body), 422)
+    assert found["errors"][0]["path"] == "query.\\u202e"
+    assert (await http.get("/api/runs")).json()["items"] == []
+    assert (await http.post("/api/runs", params={"wait": "0", "over_cap": "refuse"}, json=body)).status_code == 201
 
 
 async def test_everything_that_is_made_can_be_asked_for_once(http: httpx2.AsyncClient) -> None:

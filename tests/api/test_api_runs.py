@@ -1,4 +1,4 @@
-"""/api/runs over HTTP: start, look, approve, cancel, retry."""
+"""/api/runs over HTTP: start, read, approve, cancel, retry."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from tests.rig import Hold, Rig
 
 from interlock.api import app
 from interlock.api import runs as api_runs
-from interlock.api.services import principal
+from interlock.api.dependencies import principal
 from interlock.errors import Conflict
 from interlock.wire import Page, Run
 
@@ -184,7 +184,7 @@ async def test_paging_over_many_runs_gives_each_once_newest_first(rig: Rig, http
     assert flat(await pages(limit=7, status="pending", workflow="echo")) == [i for i in ids[::-1] if i not in gates]
     assert await pages(status="failed") == [[]]
     assert await pages(workflow="nope") == [[]]
-    # A run that starts between two pages does not shift the second.
+    # A run that starts between two page requests does not shift the second page.
     first = (await http.get("/api/runs", params={"limit": 10})).json()
     await start(http, "echo", input={"x": 99})
     second = (await http.get("/api/runs", params={"limit": 10, "cursor": first["next_cursor"]})).json()
@@ -253,12 +253,15 @@ async def test_approving_many_times_at_once_changes_the_state_once(rig: Rig, htt
     assert len(await rig.sql("SELECT * FROM ready")) == 1
 
 
-async def test_approving_a_run_that_does_not_wait_changes_nothing(
+async def test_approving_a_run_that_waits_for_nobody_is_refused_and_changes_nothing(
     rig: Rig, http: httpx2.AsyncClient, hold: Hold
 ) -> None:
+    """new-user 15 and the specification's remark on ended runs: the answer was the run, as if approved."""
     pending = await start(http, "echo", input={"x": 1})
     before = await journal(rig, pending)
-    assert (await post(http, f"/api/runs/{pending['id']}/approve"))["status"] == "pending"
+    refused = await post(http, f"/api/runs/{pending['id']}/approve", 409)
+    assert (refused["code"], refused["state"]) == ("NOTHING_TO_APPROVE", "pending")
+    assert refused["detail"] == "The run is pending: it waits for no approval."
     assert await journal(rig, pending) == before
     assert len(await rig.sql("SELECT * FROM ready")) == 1
     await post(http, f"/api/runs/{pending['id']}/cancel")
@@ -266,26 +269,38 @@ async def test_approving_a_run_that_does_not_wait_changes_nothing(
     async with rig.worker():
         await hold.inside()
         before = await journal(rig, running)
-        assert (await post(http, f"/api/runs/{running['id']}/approve"))["status"] == "running"
+        refused = await post(http, f"/api/runs/{running['id']}/approve", 409)
+        assert (refused["code"], refused["state"]) == ("NOTHING_TO_APPROVE", "running")
         assert await journal(rig, running) == before
         assert await rig.sql("SELECT * FROM inbox") == []
         hold.release.set()
         await http.get(f"/api/runs/{running['id']}", params={"wait": 20})
     for ended in (pending, running):
         before = await journal(rig, ended)
-        await post(http, f"/api/runs/{ended['id']}/approve")
+        refused = await post(http, f"/api/runs/{ended['id']}/approve", 409)
+        assert refused["code"] == "RUN_TERMINAL_STATE"
         assert await journal(rig, ended) == before
 
 
-async def test_a_run_is_approved_whole_and_what_would_bind_the_yes_is_not_overlooked(
-    rig: Rig, http: httpx2.AsyncClient
-) -> None:
+async def test_only_the_person_who_approved_a_run_may_repeat_it(rig: Rig, http: httpx2.AsyncClient) -> None:
     run = await start(http, "gate")
-    for body in ({"digest": "another"}, {"patch": {"amount": 1}}):
-        refused = await post(http, f"/api/runs/{run['id']}/approve", 422, **body)
-        assert next(iter(body)) in refused["detail"]
+    await post(http, f"/api/runs/{run['id']}/approve")
+    other = rig.http(await rig.key("other", "approver"))
+    refused = await post(other, f"/api/runs/{run['id']}/approve", 409)
+    assert (refused["code"], refused["state"]) == ("NOTHING_TO_APPROVE", "running")
+    assert (await post(http, f"/api/runs/{run['id']}/approve"))["status"] == "running"
+
+
+async def test_a_run_takes_a_digest_and_no_other_action(rig: Rig, http: httpx2.AsyncClient) -> None:
+    run = await start(http, "gate")
+    refused = await post(http, f"/api/runs/{run['id']}/approve", 422, patch={"amount": 1})
+    assert "patch" in refused["detail"]
+    refused = await post(http, f"/api/runs/{run['id']}/approve", 409, digest="another")
+    assert refused["code"] == "ACTION_DIGEST_MISMATCH"
     [approval] = (await http.get("/api/approvals")).json()["items"]
     assert (approval["status"], approval["votes"]) == ("requested", [])
+    assert refused["digest"] == approval["action"]["digest"]
+    await post(http, f"/api/runs/{run['id']}/approve", digest=refused["digest"])
 
 
 # ---------------------------------------------------------------- cancel
@@ -331,7 +346,7 @@ async def test_interrupt_is_a_cancel_by_another_name(rig: Rig, http: httpx2.Asyn
 
 
 async def test_cancel_of_an_ended_run(rig: Rig, http: httpx2.AsyncClient, seen: list[Any]) -> None:
-    """Canceled again is the same; what has succeeded or failed cannot be canceled any more."""
+    """Canceling again gives the same answer; a succeeded or failed run can no longer be canceled."""
     run = await start(http, "gate")
     first = await post(http, f"/api/runs/{run['id']}/cancel")
     assert await post(http, f"/api/runs/{run['id']}/cancel") == first
@@ -371,7 +386,7 @@ async def test_a_retry_goes_on_where_the_failed_run_had_got_to(
     assert (again["input"], again["steps"][0]["output"]) == ({"x": 7}, 7)
     async with rig.worker():
         done = (await http.get(f"/api/runs/{again['id']}", params={"wait": 20})).json()
-    assert (done["status"], done["result"], seen) == ("succeeded", "now", [7])  # `a` was not done again
+    assert (done["status"], done["result"], seen) == ("succeeded", "now", [7])  # `a` did not run again
     assert (await http.get(f"/api/runs/{run['id']}")).json() == failed
     lines = await journal(rig, again)
     assert lines.count("a: running -succeed-> succeeded") == 1
@@ -396,7 +411,7 @@ async def test_only_a_failed_or_canceled_run_can_be_retried(rig: Rig, http: http
 
 
 async def test_a_retry_of_a_run_whose_steps_are_all_done_succeeds(rig: Rig, http: httpx2.AsyncClient) -> None:
-    """It was canceled, but its last step would not stop."""
+    """The run was canceled, but its last step did not stop."""
     hold = Hold()
 
     @rig.tool("t.hold")
@@ -444,7 +459,7 @@ async def test_the_short_way_in_answers_like_the_ordinary_one(rig: Rig, body: by
     for content_type in ("application/json", ordinary_only):
         async with rig.http(rig.admin_key) as http:
             answer = await http.post("/api/runs", content=body, headers={"Content-Type": content_type})
-        own = ("id", "created_at", "steps")
+        own = ("id", "created_at", "updated_at", "steps")
         found.append((answer.status_code, {k: v for k, v in answer.json().items() if k not in own}))
     assert found[0] == found[1]
 

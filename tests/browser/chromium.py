@@ -1,7 +1,7 @@
-"""What the browser tests need beyond Python: `python -m tests.browser.chromium` installs it where it can.
+"""What the browser tests need beyond Python: `python -m tests.browser.chromium` installs it where possible.
 
-Chromium is Debian's own package, axe-core comes from npm by name. Where one cannot be had, the tests that need it are
-skipped and say so.
+Chromium is Debian's own package, axe-core comes from npm by name. If one is not available, the tests that need it
+are skipped with a message.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A site with a real server, and browsers in front of it that may talk to nobody else."""
+"""A site with a real server, and browsers that can reach no other host."""
 
 import asyncio
 import socket
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 from tests.browser.chromium import FLAGS, chromium
+from tests.fixed_time import ahead
 from tests.rig import Rig
 
 from interlock.settings import Settings
@@ -23,7 +24,7 @@ class Site:
         self.browsers: Browsers
 
     async def visit(self, path: str = "/inbox", *, key: str | None = None, **options: Any) -> Any:
-        """A page of a browser of its own, signed in."""
+        """Open a page in a separate signed-in browser context."""
         page = await self.browsers.page(**options)
         await page.goto(f"{self.address}/signin?next={path}")
         await page.get_by_label("API key").fill(key or self.rig.admin_key)
@@ -32,8 +33,18 @@ class Site:
         return page
 
 
+# Set the browser's time to the database's time.
+_TIME = """
+const ahead = %d;
+globalThis.Date = class extends Date {
+  constructor(...given) { given.length ? super(...given) : super(Date.now()); }
+  static now() { return super.now() + ahead; }
+};
+"""
+
+
 class Browsers:
-    """Chromium, one context per person. Whatever a page asks of another host, or complains about, fails the test."""
+    """Chromium, one context per person. A request to another host or a console error fails the test."""
 
     def __init__(self, browser: Any, address: str) -> None:
         self._browser, self._address = browser, address
@@ -41,6 +52,7 @@ class Browsers:
 
     async def page(self, **options: Any) -> Any:
         context = await self._browser.new_context(**options)
+        await context.add_init_script(_TIME % (ahead() * 1000))
         page = await context.new_page()
         page.set_default_timeout(30_000)
         page.on("request", lambda request: self._asked(request.url))
@@ -53,7 +65,7 @@ class Browsers:
             self.complaints.append(f"a request left the origin: {url}")
 
     def _said(self, said: Any) -> None:
-        # A refusal that a test asks for is logged by the browser as a failed load.
+        # The browser logs an expected 4xx answer as a failed load.
         if said.type == "error" and "status of 4" not in said.text:
             self.complaints.append(said.text)
 
@@ -82,7 +94,7 @@ async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def site(served: Site) -> AsyncIterator[Site]:
-    """With browsers."""
+    """A site with browsers."""
     if (executable := chromium()) is None:
         pytest.skip("Chromium is not here and could not be installed: `python -m tests.browser.chromium` says why")
     from playwright.async_api import async_playwright

@@ -1,4 +1,4 @@
-"""The workflows that the console's tests look at."""
+"""The workflows for the console's tests."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ steps:
 
 
 def open_shop(rig: Rig) -> dict[str, Any]:
-    """Tools, and what they did."""
+    """Register the shop's tools, and record their effects."""
     done: dict[str, Any] = {"refunds": [], "go": asyncio.Event()}
 
     @rig.tool("shop.lookup", writes=False)

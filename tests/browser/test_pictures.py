@@ -1,4 +1,4 @@
-"""Every page, light and dark, on a desk and on a phone. `make pictures` keeps some for the README and the guides."""
+"""Every page, light and dark, on a desktop and on a phone. `make pictures` keeps some for the README and the guides."""
 
 import asyncio
 import os
@@ -84,9 +84,11 @@ async def furnish(site: Site) -> dict[str, UUID]:
     await rig.apply(REFUND)
     await rig.apply(REFUND.replace("max_attempts: 4", "max_attempts: 5"))
     compiled = compile_policy(POLICY, rig.policies.facts())
-    await rig.database.command(lambda tx: policies.publish(tx, rig.database, rig.admin, POLICY, compiled))
+    await rig.database.run_in_transaction(
+        lambda tx: policies.publish(tx, rig.database, rig.admin, POLICY, compiled.digest)
+    )
     agent = parse_agent(SUPPORT.encode(), file="support")
-    await rig.database.command(lambda tx: workflows.apply(tx, rig.database, rig.admin, agent))
+    await rig.database.run_in_transaction(lambda tx: workflows.apply(tx, rig.database, rig.admin, agent))
     cron = schedules.read_cron("30 6 * * 1-5", "Europe/Berlin")
     nightly = NewSchedule(
         name="morning-refunds",
@@ -95,7 +97,7 @@ async def furnish(site: Site) -> dict[str, UUID]:
         workflow="refund",
         input={"charge": "ch_1"},
     )
-    await rig.database.command(lambda tx: schedules.add(tx, rig.database, rig.admin, nightly, cron))
+    await rig.database.run_in_transaction(lambda tx: schedules.add(tx, rig.database, rig.admin, nightly, cron))
     ops, boss = await rig.person("mira", Role.OPERATOR), await rig.person("jonas", Role.APPROVER)
     found: dict[str, UUID] = {}
     async with rig.worker(), _sweeping(site):
@@ -162,7 +164,7 @@ def _tools(site: Site) -> None:
 
 
 async def _work(seconds: float) -> None:
-    """Bars of no length make no picture."""
+    """Without a duration the picture would show empty bars."""
     await asyncio.sleep(seconds if os.environ.get("KEEP_PICTURES") else 0)
 
 
@@ -181,7 +183,7 @@ async def _talk(site: Site) -> UUID:
     return UUID(sent["session_id"])
 
 
-# An hour as it might have been: the test itself took seconds.
+# Give an hour plausible times: the test itself took seconds.
 _HOUR = """
 INSERT INTO ended_minute (tenant_id, minute, status, bucket, runs)
 SELECT $1, date_trunc('minute', now()) - n * interval '1 minute', ended.status, ended.bucket,
@@ -194,7 +196,7 @@ ON CONFLICT DO NOTHING
 """
 
 
-@pytest.mark.chaos  # ten seconds, and looked at by `make pictures`
+@pytest.mark.chaos  # takes ten seconds; `make pictures` shows the result
 async def test_every_page_light_and_dark_on_a_desk_and_on_a_phone(site: Site) -> None:
     found = await furnish(site)
     pages = {

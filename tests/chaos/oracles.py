@@ -1,4 +1,4 @@
-"""Oracles: what must be true of a journal and of what the tools saw, whoever was killed meanwhile. All of them pure."""
+"""Oracles: properties of every journal and of the tools' own records, after any kill. All are pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +13,9 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A line that a tool wrote: it began, or it ended."""
+    """A line that a tool wrote: it started, made its effect or ended; or the engine called its `reconcile`."""
 
-    what: Literal["begin", "end"]
+    what: Literal["begin", "effect", "end", "asked"]
     run_id: str
     step: str
     attempt: int
@@ -25,7 +25,7 @@ class Execution:
     @classmethod
     def read(cls, line: str) -> "Execution":
         what, run_id, step, attempt, pid, at = line.split()
-        assert what in ("begin", "end")
+        assert what in ("begin", "effect", "end", "asked")
         return cls(what, run_id, step, int(attempt), int(pid), int(at))  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def by_run(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def assert_sound(entries: Iterable[Entry], steps: Sequence[str], runs: int) -> None:
-    """So many runs; each has every number once, ends once, with its last word, and settles each step once."""
+    """Check that this many runs have unique entry numbers, end once, in their last entry, and settle each step once."""
     journals = by_run(entries)
     assert len(journals) == runs, f"{len(journals)} runs have a journal, {runs} were started"
     for run_id, journal in journals.items():
@@ -63,7 +63,7 @@ def assert_settled_once(journal: Sequence[Entry], steps: Sequence[str], run_id: 
 
 
 def assert_tokens_grow(journal: Sequence[Entry], run_id: str = "run") -> None:
-    """A writer that lost its lease wrote nothing after the next one had begun."""
+    """A writer that lost its lease wrote nothing after the next writer had started."""
     tokens = [e["token"] for e in journal if e["token"]]
     assert tokens == sorted(tokens), f"{run_id}: tokens {tokens}"
 
@@ -71,10 +71,12 @@ def assert_tokens_grow(journal: Sequence[Entry], run_id: str = "run") -> None:
 def assert_done_again_only_after_a_loss(
     executions: Iterable[Execution], entries: Iterable[Entry], *, late: bool = False
 ) -> None:
-    """A tool ran once for each attempt; a second attempt is one whose first was lost with its worker; the last counts.
+    """A tool ran once for each attempt. Each repeated attempt follows one that was lost with its worker; the last
+    counts.
 
-    An attempt may leave no line: it is counted when its worker is lost before the tool was reached, too. With `late`, a
-    worker that was stopped may have had a claim or a commit in its hand, and begin what is another's when it goes on.
+    An attempt may leave no line: it counts also if its worker is lost before it calls the tool. With `late`, a
+    stopped worker may have had a claim or a commit in progress. When it continues, it may start a step of another
+    worker's run.
     """
     attempts: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in executions:
@@ -95,7 +97,7 @@ def assert_done_again_only_after_a_loss(
 
 
 def interrupted(executions: Iterable[Execution]) -> set[tuple[str, str, int]]:
-    """Attempts that began and never ended: those that a kill fell into."""
+    """Return attempts that started and never ended: a kill interrupted them."""
     seen: dict[str, set[tuple[str, str, int]]] = {"begin": set(), "end": set()}
     for line in executions:
         seen[line.what].add((line.run_id, line.step, line.attempt))

@@ -1,10 +1,11 @@
-"""The yard: servers and workers as real processes, and everything that a test needs to hurt them.
+"""The yard: servers and workers as real processes, and the means to kill, stop and cut them off.
 
-What they do is counted outside the database: the tools write lines to a file (`tools.py`), so that a test can compare
-what the journal says with what happened.
+The tools count their calls outside the database: they write lines to a file (`tools.py`), so that a test can compare
+the journal with what happened.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from interlock.engine import runs
-from interlock.engine.leases import Me
+from interlock.engine.leases import WorkerIdentity
 from interlock.engine.principal import Principal
 from interlock.settings import Settings
 from interlock.store import embedded
@@ -33,7 +34,7 @@ KEY = "il_chaos_0123456789abcdef"
 async def until(
     found: Callable[[], T | Awaitable[T]], what: str, seconds: float = 30, *, pause: float = 0.02
 ) -> T:  # fmt: skip
-    """Ask again and again until the answer is true. Another process is the one that knows, so there is no signal."""
+    """Repeat the question until the answer is true. Only another process knows it, so there is nothing to wait for."""
     deadline = time.monotonic() + seconds
     while True:
         answer = found()
@@ -61,7 +62,7 @@ class Process:
         return self._log.read_text(errors="replace")
 
     def gist(self) -> str:
-        """The first errors it logged, and its last words."""
+        """Return the first errors that the process logged, and its last lines."""
         said = self.said()
         errors = [line for line in said.splitlines() if '"level": "error"' in line][:5]
         return "\n".join([*errors, said[-2000:]])
@@ -84,7 +85,7 @@ class Process:
         return self._popen.returncode
 
     def clear_away(self) -> None:
-        """With everything it started: a killed `up` leaves its workers behind, in its session."""
+        """Stop the process and everything it started."""
         for number in (signal.SIGCONT, signal.SIGKILL):
             try:
                 os.killpg(self.pid, number)
@@ -94,7 +95,7 @@ class Process:
 
 
 class Yard:
-    """`url` None: the processes start and join the embedded server of their data directory."""
+    """With `url` None the processes start and join the embedded server of their data directory."""
 
     def __init__(self, base: Path, url: str | None, **settings: Any) -> None:
         self.base, self.url = base, url
@@ -116,17 +117,17 @@ class Yard:
         return self._start("up", *options, **settings)
 
     async def address(self) -> str:
-        """Where the server listens, once it does."""
+        """Wait until the server listens, and return its address."""
         path = self.data_dir / "url"
         return await until(lambda: path.exists() and path.read_text(), "the server listens")
 
-    def _start(self, *command: str, **settings: Any) -> Process:
+    def _start(self, *command: str, environment: dict[str, str] | None = None, **settings: Any) -> Process:
         log = self.base / f"{command[0]}-{len(self.processes)}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "interlock", *command],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env=self._environment(settings),
+                env=self._environment(settings) | (environment or {}),
             )  # fmt: skip
         process = Process(popen, log)
         self.processes.append(process)
@@ -149,11 +150,39 @@ class Yard:
     async def until_begun(self, number: int, seconds: float = 30) -> None:
         await until(lambda: self.count() >= number, f"{number} executions", seconds, pause=0.005)
 
+    def left_behind(self) -> list[int]:
+        """Return all running processes of this yard, including workers that a supervisor started."""
+        return processes_with(f"CHAOS_EXECUTIONS={self._executions}")
+
+    def _clear_workers_away(self) -> None:
+        for pid in self.left_behind():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def close(self) -> None:
         for process in self.processes:
             process.clear_away()
-            print(f"--- {process} said:\n{process.gist()}")  # shown if the test failed
+        self._clear_workers_away()
+        for process in self.processes:
+            print(f"--- {process} said:\n{process.gist()}")  # pytest shows this if the test failed
         stop_embedded(self.data_dir)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the processes with this value in their environment: a killed `up` leaves its workers behind."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\x00") and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+def is_there(pid: int, name: str) -> bool:
+    """Return whether the id belongs to a running process of that name."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == name
+    return False
 
 
 def _given(**options: Any) -> list[str]:
@@ -161,7 +190,7 @@ def _given(**options: Any) -> list[str]:
 
 
 def postmaster(data_dir: Path) -> int | None:
-    """The process id of the embedded server of a data directory, if it is alive."""
+    """Return the process id of the embedded server of a data directory, if it is alive."""
     try:
         pid = int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, 0)
@@ -176,7 +205,7 @@ def stop_embedded(data_dir: Path) -> None:
 
 
 class Outages:
-    """A PostgreSQL of a test's own, to be taken away."""
+    """A separate PostgreSQL for this test, which the test may stop."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -193,7 +222,7 @@ class Outages:
         self._joined.append(await asyncio.to_thread(embedded.start, self._data_dir))
 
     async def restart_in_recovery(self) -> None:
-        """Killed again while it reads its log: `-W` does not wait until it is ready."""
+        """Kill the server again while it replays its log: `-W` does not wait until it is ready."""
         await asyncio.to_thread(self._joined[0].server.control, "-W", "-m", "immediate", "restart")
         await until(lambda: postmaster(self._data_dir), "the server has begun to start")
         await self.restart()
@@ -204,7 +233,7 @@ class Outages:
         stop_embedded(self._data_dir)
 
 
-# ---------------------------------------------------------------- asking the database
+# ---------------------------------------------------------------- database queries
 
 
 def steps_of(number: int) -> list[str]:
@@ -217,7 +246,7 @@ def workflow(name: str, number: int, tool: str = "chaos.work", input: str = '{ms
 
 
 async def start_runs(rig: Rig, workflow: str, number: int, input: Any = None, who: Principal | None = None) -> None:
-    """Straight into the queue, in batches; this is not about the API."""
+    """Insert runs into the queue directly, in batches; the API is not part of this test."""
     who = who or rig.admin
     new = await runs.prepare(rig.plans, who, workflow, input=input)
     for begin in range(0, number, 5000):
@@ -232,7 +261,7 @@ def _another(new: runs.NewRun) -> runs.NewRun:
 
 
 async def ask(rig: Rig, statement: str, *args: Any) -> list[Any]:
-    """A question to the database that may just have been restarted."""
+    """Query a database that may just have restarted."""
     for _ in range(100):
         try:
             return await rig.sql(statement, *args)
@@ -253,20 +282,20 @@ async def until_all_ended(rig: Rig, number: int, seconds: float) -> None:
         raise AssertionError(f"{error}; now {[tuple(row) for row in left]}") from None
 
 
-async def worker_of(rig: Rig, process: Process, seconds: float = 20) -> Me:
-    """As which worker the database knows a process; waits until it takes work."""
+async def worker_of(rig: Rig, process: Process, seconds: float = 20) -> WorkerIdentity:
+    """Return the worker id of a process, once it takes work."""
     return (await workers_of(rig, process, 1, seconds))[-1]
 
 
-async def workers_of(rig: Rig, process: Process, number: int, seconds: float = 20) -> list[Me]:
-    """Every worker that a process was, once it was so many and the last takes work."""
+async def workers_of(rig: Rig, process: Process, number: int, seconds: float = 20) -> list[WorkerIdentity]:
+    """Return every worker id of a process, once it had this many and the last one takes work."""
 
-    async def found() -> list[Me]:
+    async def found() -> list[WorkerIdentity]:
         assert process.is_alive, f"{process} ended; it said {process.said()[-3000:]}"
         rows = await ask(rig, "SELECT id, name, status FROM worker WHERE pid = $1 ORDER BY id", process.pid)
         if len(rows) < number or rows[-1]["status"] != "running":
             return []
-        return [Me(row["id"], row["name"]) for row in rows]
+        return [WorkerIdentity(row["id"], row["name"]) for row in rows]
 
     return await until(found, f"{process} was registered {number} times", seconds)
 

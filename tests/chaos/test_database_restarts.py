@@ -1,4 +1,4 @@
-"""PostgreSQL taken away under load: nothing that was accepted is lost, and no process has to be restarted."""
+"""PostgreSQL outages under load: no accepted run is lost, and no process needs a restart."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from interlock.engine.sweeps import recount_lanes
 from interlock.settings import Settings
 from interlock.store.migrate import migrate
 from interlock.store.pool import Database
-from interlock.testing import Clock
+from interlock.testing import ManualClock
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_gap_free, assert_sound
 from tests.chaos.processes import (
     LEASE_SECONDS,
@@ -43,17 +43,17 @@ async def outages(base: Path) -> AsyncIterator[Outages]:
 
 @pytest.fixture
 async def own(outages: Outages, settings: Settings) -> AsyncIterator[Rig]:
-    """A rig on the PostgreSQL that this test takes away."""
+    """A rig on the PostgreSQL that this test stops."""
     database = await Database(outages.url, settings, size=4).open()
     await migrate(database)
-    rig = await Rig.make(database, settings, Clock())
+    rig = await Rig.make(database, settings, ManualClock())
     yield rig
     await rig.close()
     await database.close()
 
 
 class Load:
-    """Clients that start runs, each with a key of its own, and repeat a request until it is acknowledged."""
+    """Clients that start runs, each with its own idempotency key, and repeat a request until it is acknowledged."""
 
     def __init__(self, client: AsyncClient, ms: float) -> None:
         self._client, self._ms = client, ms
@@ -92,7 +92,7 @@ class Load:
 async def hurt_under_load(
     rig: Rig, yard: Yard, hurt: Callable[[], Awaitable[None]], *, seconds: float, clients: int = 4
 ) -> None:
-    """Server, two workers, clients and a follower go through what `hurt` does, and nothing is missing afterwards."""
+    """Expose a server, two workers, clients and a follower to `hurt`. Afterwards no run may be missing."""
     await rig.apply(workflow("three", 3))
     await rig.apply(workflow("long", 30))
     processes = [yard.server(), yard.worker(concurrency=20), yard.worker(concurrency=20)]
@@ -204,7 +204,7 @@ async def test_restart_after_restart_loses_nothing(own: Rig, outages: Outages, b
 
 @pytest.mark.chaos
 async def test_a_table_that_is_locked_for_long_ends_no_worker(rig: Rig, yard: Yard) -> None:
-    """Somebody's psql, a migration: the server is there, and says no for a while."""
+    """A psql session or a migration locks a table: the server is reachable but its statements fail for a while."""
     tables = ("lane", "worker", "ready", "run", "entry", "inbox", "workflow")
     await rig.apply(workflow("three", 3))
     worker = yard.worker(lock_timeout_seconds=0.1, database_patience_seconds=0.3, lease_seconds=30)

@@ -1,4 +1,4 @@
-"""Lanes under real load: a neighbour's backlog costs little, caps hold, weights are what was bought."""
+"""Lanes under real load: a neighbour's backlog costs little, caps hold, and each tenant gets its weight."""
 
 import asyncio
 import statistics
@@ -12,7 +12,7 @@ from tests.chaos.oracles import assert_ratio, most_at_once
 from tests.chaos.processes import Yard, ask, start_runs, until, until_all_ended, worker_of, workflow
 from tests.rig import Rig
 
-# Ratios of measured times and counts need a machine to themselves.
+# Ratios of measured times and counts need an otherwise idle machine.
 pytestmark = pytest.mark.chaos
 
 ONE = "name: one\nsteps:\n  - {id: s1, tool: chaos.nothing}\n"
@@ -22,7 +22,7 @@ ONE = "name: one\nsteps:\n  - {id: s1, tool: chaos.nothing}\n"
 
 
 async def latencies(client: AsyncClient, number: int) -> list[float]:
-    """How long single runs take from request to answer, in milliseconds."""
+    """Return how long single runs take from request to answer, in milliseconds."""
     took = []
     for _ in range(number):
         began = time.perf_counter()
@@ -33,7 +33,7 @@ async def latencies(client: AsyncClient, number: int) -> list[float]:
 
 
 async def compare_latencies(rig: Rig, yard: Yard, backlog: int) -> float:
-    """The median latency beside a backlog, as a multiple of the median on an idle system."""
+    """Return the median latency beside a backlog, as a multiple of the median on an idle system."""
     other = await rig.tenant("other")
     for who in (rig.admin, other):
         await rig.apply(ONE, who)
@@ -76,7 +76,7 @@ async def test_a_neighbours_huge_backlog_delays_a_run_by_less_than_ten_times(rig
 
 
 async def never_more_than(rig: Rig, yard: Yard, cap: int, runs: int) -> None:
-    """Seen from inside the tools and from the leases, while two workers with room for forty want more."""
+    """Check the cap by the tools' own records and by the leases, while two workers have room for forty runs."""
     capped = await rig.tenant("capped", max_concurrency=cap)
     free = rig.admin
     for who in (capped, free):
@@ -130,7 +130,7 @@ async def test_a_cap_is_never_exceeded_by_thousands(rig: Rig, yard: Yard) -> Non
 
 
 async def share(rig: Rig, yard: Yard, concurrency: int, runs: int, workers: int = 1) -> None:
-    """Two lanes that always have work; counted is who ended first, for as long as both had."""
+    """Run two lanes that always have work, and count which runs end first while both have some left."""
     light, heavy = await rig.tenant("light", weight=1), await rig.tenant("heavy", weight=3)
     for who in (light, heavy):
         await rig.apply(ONE, who)

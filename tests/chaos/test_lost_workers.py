@@ -1,21 +1,22 @@
-"""Workers that are killed, stopped, drained or poisoned: every run still succeeds, and each step is settled once."""
+"""Workers that are killed, stopped, drained or poisoned: every run still succeeds, and each step settles once."""
 
 import asyncio
 import os
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import asyncpg
 import pytest
 
-from interlock.engine.append import Answer, Lease, Write, append, was_written
-from interlock.engine.leases import Me, claim, move_worker, reclaim_lost, register
+from interlock.engine.journal_writer import AppendResult, Lease, Write, append, was_written
+from interlock.engine.leases import WorkerIdentity, claim, move_worker, reclaim_lost, register
 from interlock.engine.sweeps import recount_lanes
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
 from interlock.tools import Context
-from interlock.worker.drive import Driver
+from interlock.worker.run_driver import Driver
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_sound, interrupted
 from tests.chaos.processes import (
     LEASE_SECONDS,
@@ -50,13 +51,13 @@ async def assert_lanes_are_free(rig: Rig) -> None:
 # ---------------------------------------------------------------- killed
 
 
-async def kill_while_working(rig: Rig, yard: Yard, kills: list[int], runs: int, ms: float) -> list[Me]:
-    """Two workers; one of them is killed, and replaced, each time so many steps have begun."""
+async def kill_while_working(rig: Rig, yard: Yard, kills: list[int], runs: int, ms: float) -> list[WorkerIdentity]:
+    """Run two workers. Kill and replace one of them each time this many steps have started."""
     await rig.apply(workflow("five", 5))
     at_work = [yard.worker(concurrency=10), yard.worker(concurrency=10)]
     names = {process.pid: await worker_of(rig, process) for process in at_work}
     await start_runs(rig, "five", runs, {"ms": ms})
-    killed: list[Me] = []
+    killed: list[WorkerIdentity] = []
     for number in kills:
         await yard.until_begun(number)
         victim = at_work.pop(0)
@@ -68,7 +69,7 @@ async def kill_while_working(rig: Rig, yard: Yard, kills: list[int], runs: int, 
     return killed
 
 
-async def _until_it_holds_something(rig: Rig, me: Me) -> None:
+async def _until_it_holds_something(rig: Rig, me: WorkerIdentity) -> None:
     async def holds() -> list[Any]:
         return await rig.sql("SELECT id FROM run WHERE lease_worker = $1 LIMIT 1", me.id)
 
@@ -112,7 +113,7 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     before = await journal(rig)
     for row in leases:
         seq = next(e["seq"] for e in reversed(before) if e["run_id"] == row["id"])
-        for writer in (dead, heir):  # the token is what counts, not only who says it
+        for writer in (dead, heir):  # the token decides, not only the worker id
             assert not (await _append_by_hand(rig, writer, row, row["lease_token"], seq + 1)).kept
         assert not (await _append_by_hand(rig, dead, row, row["lease_token"] + 1, seq + 1)).kept
     after = await journal(rig)
@@ -123,7 +124,7 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
 
 
 async def test_an_append_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
-    """The refusals above are not for some other reason."""
+    """The rejections above have no other cause."""
     await rig.apply(workflow("slow", 2))
     holder = await worker_of(rig, yard.worker(concurrency=5))
     await start_runs(rig, "slow", 1, {"ms": 5000})
@@ -133,11 +134,11 @@ async def test_an_append_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Ya
     assert answer.kept
 
 
-async def _held_by(rig: Rig, me: Me, number: int) -> bool:
+async def _held_by(rig: Rig, me: WorkerIdentity, number: int) -> bool:
     return len(await rig.sql("SELECT id FROM run WHERE lease_worker = $1", me.id)) == number
 
 
-async def _append_by_hand(rig: Rig, me: Me, run: Any, token: int, seq: int) -> Answer:
+async def _append_by_hand(rig: Rig, me: WorkerIdentity, run: Any, token: int, seq: int) -> AppendResult:
     states = ("running", "succeed", "succeeded")
     entry = Entry(seq, "step_transition", me.actor, "s1", *states, attempt=1, data={"why": "by hand"})
     connection: Any = await asyncpg.connect(rig.database.url)
@@ -152,8 +153,9 @@ def _lease(run: Any, token: int) -> Lease:
 
 
 async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: Rig) -> None:
-    """After an outage it asks what became of its last word. Neither the word itself nor the note of its loss, which
-    has the number and the token that its own would have had, is a reason to go on."""
+    """After an outage the worker reads the outcome of its last write. Neither that write nor the entry about its
+    loss, which has the same number and token, allows it to continue.
+    """
     await rig.apply(workflow("slow", 2))
     await start_runs(rig, "slow", 2, {"ms": 1})
     me, (kept, lost) = await _claim_by_hand(rig)
@@ -167,7 +169,7 @@ async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: 
 
 
 async def test_a_worker_that_stood_still_between_claim_and_load_begins_nothing(rig: Rig) -> None:
-    """Else it would read the new holder's journal and do the very step that the new holder is doing."""
+    """Otherwise it would read the new holder's journal and run the step that the new holder is running."""
     begun = []
 
     @rig.tool("chaos.work")
@@ -190,19 +192,19 @@ async def test_a_worker_that_stood_still_between_claim_and_load_begins_nothing(r
             assert len(begun) == number
 
 
-async def _claim_by_hand(rig: Rig) -> tuple[Me, list[Any]]:
+async def _claim_by_hand(rig: Rig) -> tuple[WorkerIdentity, list[Any]]:
     me = await register(rig.database, capacity=2, lease_seconds=LEASE_SECONDS)
     await move_worker(rig.database, me.id, WorkerEvent.START)
     async with rig.database.transaction() as tx:
         return me, (await claim(tx, None, me, 2)).runs
 
 
-async def _lose(rig: Rig, me: Me) -> None:
+async def _lose(rig: Rig, me: WorkerIdentity) -> None:
     await rig.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour' WHERE id = $1", me.id)
     assert await reclaim_lost(rig.database) > 0
 
 
-async def _was_written(rig: Rig, me: Me, runs: list[Any]) -> list[bool] | None:
+async def _was_written(rig: Rig, me: WorkerIdentity, runs: list[Any]) -> list[bool] | None:
     writes = [Write(_lease(run, run["lease_token"]), [Entry(3, "step_transition", me.actor, "s1")]) for run in runs]
     async with rig.database.pool.acquire() as connection:
         answers = await was_written(rig.database, connection, me, writes)
@@ -255,7 +257,7 @@ async def test_workers_that_are_stopped_again_and_again_change_nothing(rig: Rig,
     for _ in range(8):
         victim = rng.choice(workers)
         victim.pause()
-        time.sleep(rng.uniform(0.5, 2 * LEASE_SECONDS))  # noqa: ASYNC251 — short and long of the lease
+        time.sleep(rng.uniform(0.5, 2 * LEASE_SECONDS))  # noqa: ASYNC251 — shorter and longer than the lease
         victim.go_on()
         time.sleep(rng.uniform(0, 1))  # noqa: ASYNC251
     await until_all_ended(rig, 1000, seconds=180)
@@ -314,7 +316,7 @@ async def test_a_worker_that_was_declared_lost_can_still_be_asked_to_end(rig: Ri
     assert await worker.ended() == 0, worker.said()
 
 
-async def _is_lost(rig: Rig, me: Me) -> bool:
+async def _is_lost(rig: Rig, me: WorkerIdentity) -> bool:
     await reclaim_lost(rig.database)
     return (await rig.sql("SELECT status FROM worker WHERE id = $1", me.id))[0]["status"] == "terminated"
 
@@ -351,3 +353,33 @@ async def test_a_step_that_kills_its_worker_fails_its_run_and_no_other(rig: Rig,
 @pytest.mark.chaos
 async def test_a_poisoned_run_is_given_up_after_the_usual_number_of_workers(rig: Rig, yard: Yard) -> None:
     await poison(rig, yard, workers=2, bystanders=300, reclaims=5, seconds=120)
+
+
+@pytest.mark.chaos
+async def test_a_poisoned_run_takes_others_down_twice_at_most(rig: Rig, yard: Yard) -> None:
+    """A poisoned run kills the runs beside it with the first worker and with the second. Afterwards it stands trial
+    alone, and no concurrent write is cut off (reliability 5).
+    """
+    reclaims, capacity = 4, 8
+    await rig.apply("{name: poison, steps: [{id: s1, tool: chaos.poison, input: {ms: 150}}]}")
+    await rig.apply("{name: once, steps: [{id: s1, tool: chaos.pay, input: {ms: 300}}]}")
+    await start_runs(rig, "once", 20)
+    await start_runs(rig, "poison", 1)
+    await start_runs(rig, "once", 60)
+    yard.server(workers=1, concurrency=capacity, max_reclaims=reclaims, lease_seconds=1)
+    await until_all_ended(rig, 81, seconds=60)
+
+    ended = await ask(rig, "SELECT workflow, status, count(*) FROM run GROUP BY 1, 2 ORDER BY 1")
+    assert [tuple(row) for row in ended] == [("once", "succeeded", 80), ("poison", "failed", 1)]
+    poisoned = str((await rig.sql("SELECT id FROM run WHERE workflow = 'poison'"))[0]["id"])
+    lines = yard.executions()
+    effects = Counter(line.run_id for line in lines if line.what == "effect")
+    assert len(effects) == 80 and set(effects.values()) == {1}
+    killed = [line.pid for line in lines if line.run_id == poisoned and line.what == "begin"]
+    assert len(killed) == reclaims + 1
+    ends = {(line.run_id, line.attempt) for line in lines if line.what == "end"}
+    others = [line for line in lines if line.what == "begin" and line.run_id != poisoned]
+    cut_off = Counter(killed.index(line.pid) for line in others if (line.run_id, line.attempt) not in ends)
+    print(f"cut off beside the poison, by the number of the worker: {dict(sorted(cut_off.items()))}")
+    assert cut_off[0], "nothing was cut off by the first worker's end; the test showed nothing"
+    assert set(cut_off) <= {0, 1}

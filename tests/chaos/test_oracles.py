@@ -1,4 +1,4 @@
-"""Every oracle can fail: it is shown what must never happen, and says so."""
+"""Every oracle can fail: it detects a record of what must never happen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stub on a real socket, so that commands find it as they find a server."""
+"""The stub on a real socket, so that commands reach it like a server."""
 
 import threading
 from collections.abc import Iterator

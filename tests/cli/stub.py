@@ -1,16 +1,24 @@
-"""A server that answers what the test says, and the command line run against it."""
+"""A server with scripted answers, and the command line run against it."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
+import typer.testing
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from interlock.cli import app
+
+# The runner would rebuild all commands for each call, which takes longer than most calls.
+made: Callable[[typer.Typer], Any] = cache(get_command)
+typer.testing._get_command = made
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
@@ -22,7 +30,8 @@ def a_step(key: str, status: str = "succeeded", **more: Any) -> dict[str, Any]:
 
 def a_run(id: str = "run-1", status: str = "running", **more: Any) -> dict[str, Any]:
     base = {"id": id, "tenant_id": "t", "workflow": "refund", "workflow_version": 3, "status": status}
-    return {**base, "trigger": {"source": "cli"}, "created_at": NOW.isoformat(), "steps": [], **more}
+    at = NOW.isoformat()
+    return {**base, "trigger": {"source": "cli"}, "created_at": at, "updated_at": at, "steps": [], **more}
 
 
 def an_approval(id: str = "ap-1", run_id: str = "run-1", **more: Any) -> dict[str, Any]:
@@ -43,7 +52,7 @@ def an_event(seq: int, **data: Any) -> dict[str, Any]:
 
 
 class Stub:
-    """Answers each `METHOD /path` with what the test put there, and remembers what was asked."""
+    """Answers each `METHOD /path` with the test's answer, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Any]] = {}
@@ -86,7 +95,7 @@ def run(*args: str, input: str | None = None) -> Result:
 
 
 def refused(result: Result, *, code: int = 1) -> str:
-    """The one line of an error."""
+    """Return the one line of an error."""
     lines = result.stderr.splitlines()
     assert (result.exit_code, len(lines)) == (code, 1), result.output
     return lines[0]

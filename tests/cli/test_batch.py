@@ -1,4 +1,4 @@
-"""`interlock run batch`: many inputs in as many requests as they need, and how far it came."""
+"""`interlock run batch`: many inputs in as many requests as necessary, and its progress."""
 
 import json
 from pathlib import Path

@@ -1,11 +1,13 @@
-"""`interlock chat`: what an agent says and does is shown as it happens, and one key allows or refuses it."""
+"""`interlock chat`: shows an agent's words and actions as they happen; one key press allows or rejects a call."""
 
+import json
+import signal
 import sys
 from typing import Any
 
 import pytest
 import typer
-from tests.cli.stub import NOW, Stub, an_approval, problem, refused, run, sse
+from tests.cli.stub import NOW, Stub, a_run, an_approval, problem, refused, run, sse
 
 from interlock.cli import chat
 from interlock.client import Client
@@ -40,6 +42,21 @@ def test_text_is_shown_as_it_comes_and_calls_with_what_became_of_them(stub: Stub
     assert result.stdout == "Let me see.\n✓ shop.refund(charge=ch_1, note=\\x1b[2J)\nDone.\n"
 
 
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"finish_reason": "length"}, "cut off where the model's limit of tokens was reached"),
+        ({"finish_reason": "content_filter"}, "cut off by the provider's content filter"),
+        ({"finish_reason": "content_filter", "refusal": "No."}, "the model refused"),
+        ({"finish_reason": "\x1b[2J"}, "it ended with \\x1b[2J"),
+    ],
+)
+def test_an_answer_that_is_not_a_whole_one_is_marked(stub: Stub, how: dict[str, str], why: str) -> None:
+    said = event(1, "message", step_key="model", role="assistant", text="Half a sen", **how)
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(said, ended(2)))
+    assert run("chat", "-m", "hello").stdout == f"Half a sen\nThis is not a whole answer: {why}.\n"
+
+
 def test_what_a_model_said_before_it_was_asked_again_is_ended(stub: Stub) -> None:
     events = [spoken(1, "Let me"), spoken(2, "I will", attempt=2), ended(3, "failed", "terminal_error")]
     stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(*events))
@@ -67,7 +84,7 @@ def test_one_key_decides_on_exactly_what_is_shown(
     stub.on("GET /api/approvals/ap-1", an_approval()).on(f"POST /api/approvals/ap-1/{path}", an_approval())
     at_a_terminal(monkeypatch, key, "not paid")
     with Client(url, "k") as client:
-        assert chat.Talk(client, None, None, False, as_json=False).say("go")
+        assert chat.Talk(client, None, None, False).say("go")
     said = stub.body(f"POST /api/approvals/ap-1/{path}")
     assert (said["digest"], said.get("reason")) == ("sha256:ab", "not paid" if key == "r" else None)
     assert "Refund 120" in capsys.readouterr().out
@@ -75,7 +92,8 @@ def test_one_key_decides_on_exactly_what_is_shown(
 
 def at_a_terminal(monkeypatch: pytest.MonkeyPatch, key: str, reason: str = "") -> None:
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr(typer, "getchar", lambda: key)
+    keys = iter(key)
+    monkeypatch.setattr(typer, "getchar", lambda: next(keys, "l"))
     monkeypatch.setattr("builtins.input", lambda prompt: reason)
 
 
@@ -100,12 +118,98 @@ def test_only_what_would_count_is_offered(
     stub.on("GET /api/approvals/ap-1", an_approval(**approval)).on("POST /api/approvals/ap-1/reject", an_approval())
     at_a_terminal(monkeypatch, key)
     with Client(url, "k") as client:
-        chat.Talk(client, None, None, False, as_json=False).say("go")
+        chat.Talk(client, None, None, False).say("go")
     out = capsys.readouterr().out
     assert "[a]pprove" not in out and (offers is None or offers in out) and ("[r]eject" in out) == bool(offers)
     assert "barred" not in approval or f"You cannot approve this: {approval['barred']}." in out
     posted = [call for call, *_ in stub.asked if call.startswith("POST /api/approvals/")]
     assert posted == ([f"POST /api/approvals/ap-1/{decides}"] if decides else [])
+
+
+@pytest.mark.parametrize("approval", [{}, {"barred": "your key's role is viewer", "may_reject": False}])
+def test_one_message_at_a_terminal_does_not_wait_for_others(
+    stub: Stub, url: str, monkeypatch: pytest.MonkeyPatch, approval: dict[str, Any]
+) -> None:
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, waits(2), ended(3)))
+    stub.on("GET /api/approvals/ap-1", an_approval(**approval)).on(
+        "GET /api/runs/run-1", a_run(status="waiting_approval")
+    )
+    stub.on("GET /api/approvals", {"items": [an_approval(**approval)], "next_cursor": None})
+    at_a_terminal(monkeypatch, "l")
+    with Client(url, "k") as client, pytest.raises(typer.Exit) as left:
+        chat.Talk(client, None, None, False, once=True).say("go")
+    assert left.value.exit_code == 4
+
+
+def waits(seq: int) -> dict[str, Any]:
+    return event(seq, "run_transition", from_state="running", to_state="waiting_approval")
+
+
+@pytest.mark.parametrize("way", ["message", "piped", "json"])
+def test_a_run_that_waits_for_an_approval_ends_the_command_with_the_next_one(stub: Stub, way: str) -> None:
+    """new-user 6: the command waited for up to eight hours."""
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    # The stream continues after this, like that of a waiting run: the command never reads its end.
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, waits(2), ended(3)))
+    stub.on("GET /api/approvals/ap-1", an_approval()).on("GET /api/runs/run-1", a_run(status="waiting_approval"))
+    stub.on("GET /api/approvals", {"items": [an_approval()], "next_cursor": None})
+    args = {"message": ["-m", "refund"], "piped": [], "json": ["-m", "refund", "--json"]}[way]
+    result = run("chat", *args, input="refund\nmore\n")
+    assert result.exit_code == 4, result.output
+    assert result.stderr.splitlines() == [
+        "interlock: The run waits for an approval.",
+        "To continue, run: interlock approval approve ap-1 --digest sha256:ab",
+        "To see how it ends, run: interlock run watch run-1",
+    ]
+    if way == "json":
+        assert [json.loads(line)["seq"] for line in result.stdout.splitlines()] == [1]
+    else:
+        assert "Refund 120" in result.stdout
+
+
+def test_a_run_that_was_approved_meanwhile_is_followed_to_its_end(stub: Stub) -> None:
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, waits(2), ended(3)))
+    stub.on("GET /api/approvals/ap-1", an_approval()).on("GET /api/runs/run-1", a_run(status="running"))
+    assert run("chat", "-m", "refund").exit_code == 0
+
+
+def test_a_time_out_ends_the_command_and_says_how_to_go_on(url: str, stub: Stub) -> None:
+    stub.on("POST /api/messages", SENT)
+
+    class Silent(Client):
+        def follow(self, run_id: str, after: int = 0) -> Any:
+            signal.raise_signal(signal.SIGALRM)  # as the timer would, a moment later
+            yield
+
+    with Silent(url, "k") as client, pytest.raises(typer.Exit) as ends, chat._stopping_after(3600):
+        chat.Talk(client, None, None, False).say("go")
+    assert ends.value.exit_code == 124
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert "--timeout" in refused(run("chat", "-m", "x", "--timeout", "soon"), code=2)
+    assert "it needs --message" in refused(run("chat", "--timeout", "5s"), code=2)
+
+
+@pytest.mark.parametrize(("keys", "decides"), [("x\x1b a", "approve"), ("\r?n", "reject"), ("q l", None)])
+def test_a_stray_key_decides_nothing_and_the_question_is_asked_again(
+    stub: Stub, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str,
+    decides: str | None,
+) -> None:  # fmt: skip
+    """console 29: any stray key left the approval to others and could not be undone."""
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, waits(2), ended(3)))
+    stub.on("GET /api/approvals/ap-1", an_approval())
+    for verb in ("approve", "reject"):
+        stub.on(f"POST /api/approvals/ap-1/{verb}", an_approval(status=f"{verb}d".replace("reject", "rejecte")))
+    at_a_terminal(monkeypatch, keys)
+    with Client(url, "k") as client:
+        assert chat.Talk(client, None, None, False).say("go")
+    posted = [call for call, *_ in stub.asked if call.startswith("POST /api/approvals/")]
+    assert posted == ([f"POST /api/approvals/ap-1/{decides}"] if decides else [])
+    out = capsys.readouterr().out
+    assert out.count("Press a, r or l.") == len(keys) - 1
+    assert ("Left to others." in out) == (decides is None)
 
 
 def test_a_call_is_shown_when_it_begins_and_once_however_often_it_is_tried(stub: Stub) -> None:
@@ -128,5 +232,5 @@ def test_ctrl_c_interrupts_the_run_and_listens_to_its_end(stub: Stub, url: str) 
     stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(ended(1, "canceled", "interrupted")))
     stub.on("POST /api/runs/run-1/interrupt", problem(409, "RUN_TERMINAL_STATE", "Final", "run is canceled"))
     with Interrupting(url, "k") as client:
-        assert not chat.Talk(client, None, None, False, as_json=False).say("go")
+        assert not chat.Talk(client, None, None, False).say("go")
     assert "POST /api/runs/run-1/interrupt" in [call for call, *_ in stub.asked]

@@ -1,4 +1,4 @@
-"""What the command line promises: formats, errors in one line, exit codes. The server is a stub on a real socket."""
+"""The command line's contract: formats, one-line errors, exit codes. The server is a stub on a real socket."""
 
 import io
 import json
@@ -19,9 +19,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import interlock
-from interlock.cli import app, show
-from interlock.cli.outcome import explain
-from interlock.cli.watch import Progress
+from interlock.cli import app, formatting, run_view
+from interlock.cli.exit_codes import explain
+from interlock.cli.watch import RunProgress
 from interlock.errors import Invalid, Unavailable
 from interlock.lifecycle import MACHINES, RUN, RunState
 from interlock.wire import Event, Run, Step
@@ -36,12 +36,12 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
             yield from _commands(inner, (*path, name))
 
 
-@pytest.mark.parametrize("path", list(_commands(get_command(app))), ids=lambda path: " ".join(path) or "interlock")
-def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
-    result = run(*path, "--help")
-    assert result.exit_code == 0
-    _, _, examples = result.stdout.rpartition("Example")
-    assert " ".join(("interlock", *path)) in examples
+def test_every_command_has_help_with_an_example() -> None:
+    for path in _commands(get_command(app)):
+        result = run(*path, "--help")
+        assert result.exit_code == 0, path
+        _, _, examples = result.stdout.rpartition("Example")
+        assert " ".join(("interlock", *path)) in examples
 
 
 def test_a_group_alone_prints_its_help() -> None:
@@ -142,7 +142,7 @@ def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_command_that_is_told_to_end_leaves_nothing_behind() -> None:
-    """The embedded PostgreSQL is stopped when its last user ends; who is killed on the spot would leave it running."""
+    """The embedded PostgreSQL stops when its last user ends; without clean-up a command leaves it running."""
     code = (
         "import atexit, os, signal, interlock.cli as cli\n"
         "atexit.register(print, 'left')\n"
@@ -162,7 +162,7 @@ def test_ctrl_c_is_quiet(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.output) == (130, "")
 
 
-# ---------------------------------------------------------------- which server, and as whom
+# ---------------------------------------------------------------- server and credentials
 
 
 def sent_key(stub: Stub) -> str | None:
@@ -247,6 +247,29 @@ def test_a_failed_run_fails_the_command_that_waited(stub: Stub) -> None:
     assert line == "interlock: run run-1 failed: terminal_error: card expired"
 
 
+def test_a_step_took_as_long_as_its_last_attempt() -> None:
+    step = Step.model_validate(
+        a_step("pay", started_at="2026-11-16T12:00:00Z", completed_at="2026-11-16T12:00:39Z", duration_ms=6000)
+    )
+    assert run_view.STEPS["took"](step) == "6.0s"
+
+
+def test_an_event_is_one_short_line_though_it_declares_a_step(stub: Stub) -> None:
+    declares = {"kind": "tool", "tool": "shop.refund", "input": {"note": "x" * 1000}}
+    stub.on(
+        "GET /api/runs/run-1/events",
+        {"items": [an_event(1, step_key="a", to_state="running", declares=declares)], "next_cursor": None},
+    )
+    [line] = run("run", "events", "run-1").stdout.splitlines()
+    assert "tool=shop.refund" in line and "declares" not in line and len(line) < 120
+
+
+def test_the_failed_runs_of_a_job_are_listed(stub: Stub) -> None:
+    stub.on("GET /api/runs", {"items": [a_run(status="failed")], "next_cursor": None})
+    assert run("run", "list", "--job", "job-1", "--status", "failed").exit_code == 0
+    assert stub.asked[-1][1] == {"job_id": "job-1", "status": "failed", "limit": "50"}
+
+
 def test_list_is_a_table_for_people_and_the_page_for_programs(stub: Stub) -> None:
     page = {"items": [a_run("01990000-0000-7000-8000-000000000001", "waiting_approval")], "next_cursor": "abc"}
     stub.on("GET /api/runs", page)
@@ -279,7 +302,7 @@ def test_show_says_when_a_step_is_tried_again(stub: Stub) -> None:
     lookup, refund, tell = run("run", "show", "run-1").stdout.splitlines()[-3:]
     assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "2.0s"]
     assert refund.split()[:4] == ["refund", "shop.refund", "retrying", "2/4"]
-    assert refund.endswith(f"retrying at {show.clock(again)}: 503 from shop")
+    assert refund.endswith(f"retrying at {formatting.clock(again)}: 503 from shop")
     assert tell.split() == ["tell", "shop.tell", "pending"]
 
 
@@ -289,7 +312,7 @@ def test_watch_without_a_terminal_prints_a_line_per_event(stub: Stub) -> None:
     stub.on("GET /api/runs/run-1/events", sse(an_event(1, to_state="pending"), moved))
     result = run("run", "watch", "run-1")
     first, second = result.stdout.splitlines()[:2]
-    assert (result.exit_code, first.split()) == (0, ["1", show.clock(NOW), "step_transition", "pending"])
+    assert (result.exit_code, first.split()) == (0, ["1", formatting.clock(NOW), "step_transition", "pending"])
     assert second.endswith("lookup: running → succeeded  attempt=1")
 
 
@@ -297,7 +320,8 @@ def test_watching_a_run_that_fails_fails(stub: Stub) -> None:
     stub.on("GET /api/runs/run-1", a_run(status="failed", reason="rejected"))
     stub.on("GET /api/runs/run-1/events", sse(an_event(1)))
     result = run("run", "watch", "run-1", "--json")
-    assert refused(result) == "interlock: run run-1 failed: rejected"
+    said = {"code": "COMMAND_FAILED", "detail": "run run-1 failed: rejected", "status": None}
+    assert json.loads(refused(result)) == said
     assert [json.loads(line)["seq"] for line in result.stdout.splitlines()] == [1]
 
 
@@ -336,6 +360,37 @@ def test_rejecting_a_run_that_waits_for_nobody_is_an_error(stub: Stub) -> None:
     assert refused(run("run", "reject", "run-1")) == "interlock: run run-1 waits for nobody; it is succeeded"
 
 
+# ---------------------------------------------------------------- errors for programs, and the environment
+
+
+def test_an_error_with_json_is_an_object_on_stderr(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """new-user section 9: the error was a line of text."""
+    stub.on("POST /api/runs/run-1/approve", problem(409, "NOTHING_TO_APPROVE", "No", "It waits.", state="running"))
+    said = json.loads(refused(run("run", "approve", "run-1", "--json")))
+    assert said == {"code": "NOTHING_TO_APPROVE", "detail": "No: It waits.", "status": 409, "state": "running"}
+    said = json.loads(refused(run("run", "list", "--status", "nope", "--json"), code=2))
+    assert (said["code"], said["status"]) == ("USAGE", None) and "--status" in said["detail"]
+    monkeypatch.setenv("INTERLOCK_URL", "http://127.0.0.1:1")
+    assert json.loads(refused(run("run", "list", "--json")))["code"] == "UNREACHABLE"
+
+
+@pytest.mark.parametrize("command", [["run", "list"], ["db", "status"], ["up"], ["workflow", "validate", "-"]])
+def test_a_variable_that_nothing_reads_is_refused_by_every_command(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("INTERLOCK_PROT", "9000")
+    says = "interlock: INTERLOCK_PROT is not a variable of Interlock; did you mean `INTERLOCK_PORT`?"
+    assert refused(run(*command)) == says
+    assert not stub.asked
+
+
+def test_variables_that_are_read_are_accepted(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INTERLOCK_SECRET_BANK_KEY", "INTERLOCK_MODEL_KEY_VLLM", "INTERLOCK_LOG_LEVEL"):
+        monkeypatch.setenv(name, "info")
+    stub.on("GET /api/runs", {"items": [], "next_cursor": None})
+    assert run("run", "list").exit_code == 0
+
+
 # ---------------------------------------------------------------- approvals
 
 
@@ -367,11 +422,37 @@ def test_an_approval_is_decided_for_the_digest_given(stub: Stub) -> None:
 GOOD = "name: refund\nsteps:\n  - id: lookup\n    tool: shop.lookup\n  - id: review\n    approval: {tier: high}\n"
 
 
-def test_validate_needs_no_server_and_sums_up(url: str) -> None:
+def test_validate_needs_no_server_and_sums_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlock.tools.registry._tools", {})
     Path("good.yaml").write_text(GOOD)
     result = run("workflow", "validate", "good.yaml")
     assert result.stdout == "good.yaml: refund is valid: 2 steps: lookup (shop.lookup) → review (approval)\n"
+    assert result.stderr == (
+        "interlock: INTERLOCK_TOOLS names no tools here, so tools and arguments were not checked\n"
+    )
     assert result.exit_code == 0
+
+
+def test_validate_checks_tools_and_arguments_against_the_registry(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """new-user 7: `tool: no.such` and `input: {n: "lots", zz: 1}` were "valid"."""
+    monkeypatch.setattr("interlock.tools.registry._tools", {})
+    (tmp_path / "fit_shop.py").write_text(
+        'from interlock import tool\n\n\n@tool("shop.lookup")\nasync def lookup(n: int) -> None: ...\n'
+    )
+    monkeypatch.setenv("INTERLOCK_TOOLS", str(tmp_path / "fit_shop.py"))
+    Path("bad.yaml").write_text(
+        "name: bad\nsteps:\n  - {id: a, tool: shop.lokup}\n"
+        "  - id: b\n    tool: shop.lookup\n    input: {n: lots, zz: 1}\n"
+    )
+    result = run("workflow", "validate", "bad.yaml")
+    assert result.stdout.splitlines() == [
+        "bad.yaml:3: steps[0].tool: no tool is called `shop.lokup`; did you mean `shop.lookup`?",
+        "bad.yaml:6: steps[1].input.n: expected a valid integer, unable to parse string as an integer, found 'lots'",
+        "bad.yaml:6: steps[1].input.zz: shop.lookup has no argument `zz`",
+    ]
+    assert result.exit_code == 1
 
 
 def test_validate_names_every_mistake_with_its_line(url: str) -> None:
@@ -391,7 +472,8 @@ def test_apply_names_the_servers_faults_with_the_local_file(stub: Stub) -> None:
     assert refused(result) == "interlock: 1 mistake in bad.yaml"
     for_programs = run("workflow", "apply", "bad.yaml", "--json")
     assert json.loads(for_programs.stdout) == {"ok": False, "faults": [{**fault, "file": "bad.yaml"}]}
-    assert refused(for_programs) == "interlock: 1 mistake in bad.yaml"
+    said = {"code": "COMMAND_FAILED", "detail": "1 mistake in bad.yaml", "status": None}
+    assert json.loads(refused(for_programs)) == said
 
 
 def a_workflow(version: int) -> dict[str, Any]:
@@ -403,7 +485,8 @@ def test_apply_says_if_what_was_applied_is_not_what_new_runs_get(stub: Stub) -> 
     stub.on("POST /api/workflows", a_workflow(1)).on("GET /api/workflows/refund", a_workflow(2))
     result = run("workflow", "apply", "good.yaml", "--json")
     assert (result.exit_code, json.loads(result.stdout)["items"][0]["version"]) == (0, 1)
-    assert "refund@1 was there already, and new runs go on with refund@2; to go back, apply it" in result.stderr
+    assert "refund@1 exists already, and new runs still start with refund@2." in result.stderr
+    assert "interlock workflow rollback refund 1" in result.stderr
 
 
 def test_apply_prints_what_was_published(stub: Stub) -> None:
@@ -462,7 +545,9 @@ def test_usage_is_shown_against_the_caps(stub: Stub) -> None:
 
 
 def test_a_secret_is_asked_for_or_piped_in_and_never_printed(stub: Stub) -> None:
-    stored = {"name": "bank_key", "version": 3, "created_at": NOW.isoformat(), "created_by": "ann"}
+    stored = {
+        "name": "bank_key", "version": 3, "created_at": NOW.isoformat(), "created_by": "ann", "tools": ["bank.pay"],
+    }  # fmt: skip
     stub.on("PUT /api/secrets/bank_key", stored).on("GET /api/secrets", {"items": [stored]})
     stub.on("DELETE /api/secrets/bank_key", stored)
     for flags, typed in (
@@ -470,10 +555,10 @@ def test_a_secret_is_asked_for_or_piped_in_and_never_printed(stub: Stub) -> None
         (("--value-stdin",), "s3cret-value\n"),
         (("--value-stdin",), "s3cret-value"),
     ):
-        result = run("secret", "set", "bank_key", *flags, input=typed)
+        result = run("secret", "set", "bank_key", "--tool", "bank.pay", *flags, input=typed)
         assert (result.exit_code, "s3cret" in result.output) == (0, False)
         assert (result.stdout, result.stderr) == ("set bank_key, version 3\n", "")
-        assert stub.body("PUT /api/secrets/bank_key") == {"value": "s3cret-value"}
+        assert stub.body("PUT /api/secrets/bank_key") == {"value": "s3cret-value", "tools": ["bank.pay"]}
     assert "bank_key" in run("secret", "list").stdout
     assert "deleted bank_key" in run("secret", "delete", "bank_key").stdout
 
@@ -537,8 +622,8 @@ def test_who_has_none_is_told_how_to_have_some(what: str, tmp_path: Path) -> Non
 def test_every_state_of_every_machine_has_a_style() -> None:
     for machine in MACHINES:
         for state in machine.states:
-            assert show.style(state) in {"", "green", "red", "yellow", "cyan", "dim"}
-    assert [show.style(state) for state in RUN.states if state in RUN.terminal] == ["green", "red", "dim"]
+            assert formatting.style(state) in {"", "green", "red", "yellow", "cyan", "dim"}
+    assert [formatting.style(state) for state in RUN.states if state in RUN.terminal] == ["green", "red", "dim"]
 
 
 @pytest.mark.parametrize(
@@ -553,14 +638,14 @@ def test_every_state_of_every_machine_has_a_style() -> None:
     ],
 )
 def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
-    assert show.span(seconds) == said
+    assert formatting.span(seconds) == said
 
 
-def progress_of(*steps: dict[str, Any]) -> Progress:
-    return Progress(Run.model_validate(a_run(status="pending", steps=list(steps))))
+def progress_of(*steps: dict[str, Any]) -> RunProgress:
+    return RunProgress(Run.model_validate(a_run(status="pending", steps=list(steps))))
 
 
-def move(progress: Progress, seq: int, **data: Any) -> None:
+def move(progress: RunProgress, seq: int, **data: Any) -> None:
     progress.apply(Event.model_validate(an_event(seq, **data)))
 
 
@@ -587,7 +672,7 @@ def test_events_move_the_steps_on_the_screen() -> None:
     assert ["surprise", "shop.thank", "running", "1/4"] in [line.split()[:4] for line in text.splitlines()]
 
 
-def on_the_screen(progress: Progress, width: int = 80) -> list[str]:
+def on_the_screen(progress: RunProgress, width: int = 80) -> list[str]:
     screen = io.StringIO()
     Console(width=width, file=screen).print(progress.page())
     return screen.getvalue().splitlines()
@@ -599,7 +684,7 @@ def test_watching_says_which_run_it_is_and_how_to_decide_what_it_waits_for() -> 
     assert on_the_screen(progress)[1].rstrip() == "run run-1"
     move(progress, 2, step_key="review", to_state="waiting_approval")
     move(progress, 3, to_state="waiting_approval")
-    assert on_the_screen(progress)[1].rstrip() == "to decide: interlock run approve run-1"
+    assert on_the_screen(progress)[1].rstrip() == "to decide: interlock approval list --run run-1"
 
 
 def test_a_short_step_took_what_its_end_says() -> None:
@@ -609,9 +694,15 @@ def test_a_short_step_took_what_its_end_says() -> None:
     assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "31ms"]
 
 
+def test_a_failed_run_shows_the_type_of_its_error(stub: Stub) -> None:
+    error = {"type": "CardExpired", "message": "use another card"}
+    stub.on("GET /api/runs/run-1", a_run(status="failed", reason="terminal_error", error=error))
+    assert "CardExpired: use another card" in run("run", "show", "run-1").stdout
+
+
 def test_a_run_that_waits_for_people_says_how_to_decide(stub: Stub) -> None:
     stub.on("GET /api/runs/run-1", a_run(status="waiting_approval"))
-    assert "to decide: interlock run approve run-1" in run("run", "show", "run-1").stdout
+    assert "to decide: interlock approval list --run run-1" in run("run", "show", "run-1").stdout
     stub.on("GET /api/runs/run-1", a_run(status="running"))
     assert "to decide" not in run("run", "show", "run-1").stdout
 

@@ -1,12 +1,14 @@
-"""What the command line promises about policies, approvals, receipts and grants."""
+"""The command line's contract for policies, approvals, receipts and grants."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.stub import NOW, Stub, a_run, an_approval, problem, refused, run
+
+from interlock import clock
 
 CEDAR = '@id("reads") permit(principal, action in Action::"read", resource);\n'
 PUBLISHED = {"version": 3, "digest": "ab12", "created_at": NOW.isoformat()}
@@ -24,6 +26,13 @@ CHANGE = {
     "rule_ids": ["large"],
     "errors": [],
 }
+SAME = {"decisions": 4, "changed": 0, "changes": [], "loosened": []}
+LOOSER = SAME | {
+    "loosened": [
+        {"summary": "shop.refund for operator with amount = 5000", "before": {"answer": "needs_approval"},
+         "after": {"answer": "allow"}, "passes_more": True, "rule_ids": ["small"]},
+    ],
+}  # fmt: skip
 BACKTESTED = {"decisions": 120, "changed": 1, "changes": [CHANGE]}
 
 
@@ -53,14 +62,14 @@ def cedar(url: str) -> str:
 
 
 def test_apply_says_which_version_is_in_force(stub: Stub, cedar: str) -> None:
-    stub.on("PUT /api/policy", PUBLISHED)
+    stub.on("PUT /api/policy", PUBLISHED).on("POST /api/policy/backtest", SAME)
     assert run("policy", "apply", cedar).stdout == "version 3 is in force, digest ab12\n"
-    assert stub.asked[0][2].decode() == CEDAR
+    assert [body.decode() for call, _, body, _ in stub.asked if call == "PUT /api/policy"] == [CEDAR]
     assert json.loads(run("policy", "apply", cedar, "--json").stdout)["version"] == 3
 
 
 def test_apply_names_every_fault_with_the_local_file(stub: Stub, cedar: str) -> None:
-    stub.on("PUT /api/policy", INVALID)
+    stub.on("PUT /api/policy", INVALID).on("POST /api/policy/backtest", SAME)
     result = run("policy", "apply", cedar)
     assert result.stdout.splitlines() == [
         "shop.cedar:2: large: @tier: no such tier `hgih`",
@@ -70,14 +79,16 @@ def test_apply_names_every_fault_with_the_local_file(stub: Stub, cedar: str) -> 
 
 
 def test_faults_are_json_for_programs(stub: Stub, cedar: str) -> None:
-    stub.on("PUT /api/policy", INVALID)
+    stub.on("PUT /api/policy", INVALID).on("POST /api/policy/backtest", SAME)
     result = run("policy", "apply", cedar, "--json")
     assert [fault["line"] for fault in json.loads(result.stdout)["faults"]] == [2, 7]
-    assert refused(result) == "interlock: 2 mistakes in shop.cedar"
+    assert json.loads(refused(result))["detail"] == "2 mistakes in shop.cedar"
 
 
 def test_another_refusal_is_one_line(stub: Stub, cedar: str) -> None:
-    stub.on("PUT /api/policy", problem(403, "FORBIDDEN", "Not allowed", "that takes admin"))
+    stub.on("POST /api/policy/backtest", SAME).on(
+        "PUT /api/policy", problem(403, "FORBIDDEN", "Not allowed", "that takes admin")
+    )
     result = run("policy", "apply", cedar)
     assert (refused(result), result.stdout) == ("interlock: Not allowed: that takes admin", "")
 
@@ -194,7 +205,7 @@ WRONG = "- {name: large refunds pass, tool: cases_shop.refund, input: {amount: 1
 def tools(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cases_shop.py").write_text(TOOLS)
     monkeypatch.setenv("INTERLOCK_TOOLS", str(tmp_path / "cases_shop.py"))
-    # Tools of another test's file by these names would be another definition.
+    # Tools of the same names from another test's file would be different definitions.
     monkeypatch.setattr("interlock.tools.registry._tools", {})
     Path("rules.cedar").write_text(RULES)
     Path("rules.cases.yaml").write_text(CASES)
@@ -206,7 +217,7 @@ def test_cases_next_to_a_policy_are_run_without_a_server(tools: None, monkeypatc
     assert [words(line) for line in result.stdout.splitlines()] == [
         "CASE EXPECTED GOT WHY",
         "✓ looking is free allow allow by reads",
-        "✓ small refunds pass allow (by small) allow by small",
+        "✓ small refunds pass allow; by rule small allow by small",
     ]
     assert (result.exit_code, result.stderr) == (0, "")
 
@@ -249,7 +260,7 @@ def test_an_approval_says_who_decides_why_and_until_when(stub: Stub) -> None:
     fields = {"amount": 250, "note": "first line\nsecond line", "memo": "", "tags": ["a", "b"]}
     action = {"tool": "shop.refund", "target": "ch_1", "fields": fields, "digest": "d1"}
     rationale = {"rule_ids": ["large", "vip"], "reason": "over 100", "policy_digest": "p1"}
-    until = datetime.now(UTC) + timedelta(hours=3, minutes=10, seconds=30)
+    until = clock.now() + timedelta(hours=3, minutes=10, seconds=30)
     stub.on(
         "GET /api/approvals/ap-1",
         an_approval(
@@ -269,7 +280,7 @@ def test_an_approval_says_who_decides_why_and_until_when(stub: Stub) -> None:
 
 
 def test_a_gate_that_anybody_decides_and_that_is_over_says_so(stub: Stub) -> None:
-    over = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    over = (clock.now() - timedelta(hours=1)).isoformat()
     stub.on("GET /api/approvals/ap-1", an_approval(expires_at=over))
     out = run("approval", "show", "ap-1").stdout
     assert "anybody who may approve" in out and "none, until" in out
@@ -314,7 +325,7 @@ def test_a_bulk_decision_is_answered_line_by_line(stub: Stub) -> None:
     result = run("approval", "decide", "--approve", "ap-1", "ap-2", "ap-3", "--reason", "ok")
     assert result.stdout.splitlines() == [
         "✓ ap-1  approved",
-        "✓ ap-2  requested: one more person has to decide",
+        "✓ ap-2  Your vote is recorded. One more approver is needed.",
         "✗ ap-3  Too late: it is rejected (APPROVAL_DECIDED)",
     ]
     assert refused(result) == "interlock: 1 of 3 refused"
@@ -322,6 +333,56 @@ def test_a_bulk_decision_is_answered_line_by_line(stub: Stub) -> None:
     assert stub.body("POST /api/approvals/decide") == sent
     result = run("approval", "decide", "--reject", "ap-1", "--json")
     assert [item["ok"] for item in json.loads(result.stdout)["items"]] == [True, True, False]
+
+
+def test_a_bulk_decision_sends_the_digest_of_each_action(stub: Stub) -> None:
+    """security M2: a batch had no field for a digest."""
+    stub.on("POST /api/approvals/decide", {"items": [{"id": "ap-1", "ok": True, "status": "approved"}]})
+    assert run("approval", "decide", "--approve", "ap-1:sha256:ab", "ap-2").exit_code == 0
+    sent = {"ids": ["ap-1", "ap-2"], "decision": "approve", "digests": {"ap-1": "sha256:ab"}}
+    assert stub.body("POST /api/approvals/decide") == sent
+
+
+def test_an_edited_action_shows_what_was_changed_and_by_whom(stub: Stub) -> None:
+    changes = [{"field": "to", "before": "ada", "after": "eve\u202e"}]
+    edits: dict[str, Any] = {"edited_by": ["quinn"], "edited_at": NOW.isoformat(), "changes": changes}
+    stub.on("GET /api/approvals/ap-1", an_approval(**edits))
+    lines = [words(line) for line in run("approval", "show", "ap-1").stdout.splitlines()]
+    assert "to ada → eve\\u202e" in lines[lines.index("changed after it was proposed") :]
+    assert any(line.startswith("changed ") and line.endswith(" by quinn") for line in lines)
+
+
+def test_a_vote_without_the_digest_of_an_edited_action_is_told_the_digest(stub: Stub) -> None:
+    refusal = problem(409, "ACTION_DIGEST_REQUIRED", "Not possible", "quinn changed the action.", digest="sha256:cd")
+    for call, command in (
+        ("POST /api/approvals/ap-1/approve", ("approval", "approve", "ap-1")),
+        ("POST /api/runs/run-1/approve", ("run", "approve", "run-1")),
+    ):
+        stub.on(call, refusal)
+        said = refused(run(*command))
+        assert said == "interlock: quinn changed the action. The digest of the action is now sha256:cd (--digest)."
+        stub.on(call, an_approval() if command[0] == "approval" else a_run())
+        assert run(*command, "--digest", "sha256:cd").exit_code == 0
+        assert json.loads([body for asked, _, body, _ in stub.asked if asked == call][1]) == {"digest": "sha256:cd"}
+
+
+def test_the_first_of_two_votes_reads_as_a_success(stub: Stub) -> None:
+    """new-user 14: the message read "You cannot approve this: you have voted"."""
+    voted = an_approval(voted=True, approvers_needed=1, barred="Your vote is already recorded.")
+    stub.on("POST /api/approvals/ap-1/approve", voted)
+    stub.on("POST /api/runs/run-1/approve", a_run(status="waiting_approval"))
+    stub.on("GET /api/approvals", {"items": [voted], "next_cursor": None})
+    for command in (("approval", "approve", "ap-1"), ("run", "approve", "run-1")):
+        result = run(*command)
+        assert result.stdout.splitlines()[-1] == "Your vote is recorded. One more approver is needed."
+        assert "cannot" not in result.stdout and result.exit_code == 0
+
+
+def test_who_changes_an_action_is_told_that_it_is_changed(stub: Stub) -> None:
+    stub.on("POST /api/approvals/ap-1/approve", an_approval(barred="who changed it cannot approve it"))
+    result = run("approval", "approve", "ap-1", "--patch", '{"amount": 80}')
+    assert result.stdout.splitlines()[-1] == "The action is changed. Another person has to approve it."
+    assert "cannot" not in result.stdout
 
 
 @pytest.mark.parametrize("flags", [[], ["--approve", "--reject"]])
@@ -410,11 +471,21 @@ def test_a_grant_is_given_for_a_tool_some_arguments_and_a_time(stub: Stub) -> No
         (["--for", "8d"], "a grant lasts at most 7d"),
         (["--for", "soon"], "Invalid value for --for: 'soon' is not a duration"),
         (["--arg", "charge"], "Invalid value for --arg: expected name=value, not 'charge'"),
+        ([], "name the arguments that it covers, or give --any-arguments"),
+        (["--any-arguments", "--arg", "charge=ch_1"], "give one of the two"),
     ],
 )
 def test_a_grant_that_cannot_be_is_one_line(stub: Stub, flags: list[str], says: str) -> None:
     assert says in refused(run("grant", "give", "shop.refund", *flags), code=2)
     assert not stub.asked
+
+
+def test_a_grant_for_every_call_of_a_tool_says_so(stub: Stub) -> None:
+    """security L10"""
+    stub.on("POST /api/grants", a_grant())
+    assert run("grant", "give", "shop.tag", "--any-arguments").exit_code == 0
+    sent = {"tool": "shop.tag", "arguments": {}, "any_arguments": True, "tier": "low", "expires_in": 3600}
+    assert stub.body("POST /api/grants") == sent
 
 
 def test_grants_are_listed_and_revoked(stub: Stub) -> None:
@@ -449,3 +520,27 @@ def test_a_tenant_has_caps(stub: Stub) -> None:
     assert stub.body("POST /api/tenants") == sent
     stub.on("GET /api/tenants", {"items": [{**tenant, "max_runs_per_min": None}]})
     assert run("tenant", "list").stdout.splitlines()[1].split()[2] == "none"
+
+
+def test_a_policy_that_lets_more_pass_is_published_only_if_a_person_or_a_flag_says_so(stub: Stub, cedar: str) -> None:
+    """new-user 12: one command replaced the policy with one that permits everything, without a confirmation."""
+    stub.on("POST /api/policy/backtest", LOOSER).on("PUT /api/policy", PUBLISHED)
+    said = run("policy", "apply", cedar, input="n\n")
+    assert said.exit_code == 1 and "lets more pass" in said.stdout and "amount = 5000" in said.stdout
+    assert [call for call, *_ in stub.asked] == ["POST /api/policy/backtest"]
+    assert "is in force" in run("policy", "apply", cedar, input="y\n").stdout
+    assert "is in force" in run("policy", "apply", cedar, "--yes").stdout
+
+
+def test_a_script_that_cannot_be_asked_publishes_nothing_looser_without_yes(stub: Stub, cedar: str) -> None:
+    stub.on("POST /api/policy/backtest", LOOSER).on("PUT /api/policy", PUBLISHED)
+    refused_ = run("policy", "apply", cedar, "--json")
+    assert refused_.exit_code == 1 and "give --yes" in refused_.stderr
+    assert "PUT /api/policy" not in [call for call, *_ in stub.asked]
+
+
+def test_a_rollback_to_a_looser_policy_asks_too(stub: Stub) -> None:
+    stub.on("GET /api/policy/versions/1", PUBLISHED | {"version": 1, "text": "permit"})
+    stub.on("POST /api/policy/backtest", LOOSER).on("POST /api/policy/rollback", PUBLISHED)
+    assert run("policy", "rollback", "1", input="n\n").exit_code == 1
+    assert "it has the text of version 1" in run("policy", "rollback", "1", "--yes").stdout

@@ -1,12 +1,14 @@
-"""A listing: whatever the width of the terminal, it can be read, and its ids can be copied."""
+"""A listing is readable at every terminal width, and its ids can be copied."""
 
 import io
+import time
+from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 from tests.cli.stub import NOW
 
-from interlock.cli import run_view, show
+from interlock.cli import formatting, run_view
 from interlock.cli.listing import Listing
 from interlock.wire import Event
 
@@ -56,8 +58,21 @@ def test_in_a_narrow_one_each_value_has_its_name(width: int) -> None:
 
 def test_into_a_pipe_nothing_is_broken_cut_or_padded(capsys: pytest.CaptureFixture[str]) -> None:
     word = "x" * 5_000
-    show.console().print(Listing(["ID", "NOTE", "MORE"], [["1", word, "a b"], ["2", "short", ""]]))
-    run_view.print_event(show.console(), Event(seq=1, type="t", at=NOW, run_id="r", data={"note": word}))
+    formatting.console().print(Listing(["ID", "NOTE", "MORE"], [["1", word, "a b"], ["2", "short", ""]]))
+    run_view.print_event(formatting.console(), Event(seq=1, type="t", at=NOW, run_id="r", data={"note": word}))
     first, second, third, event = capsys.readouterr().out.splitlines()
     assert first.startswith("ID  NOTE") and second.split() == ["1", word, "a", "b"] and third == "2   short"
     assert event.endswith(f"note={word}")
+
+
+def test_a_moment_says_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = datetime(2026, 11, 16, 12, tzinfo=UTC)
+    for zone, shown in (("UTC", "2026-11-16 12:00:00 UTC"), ("Europe/Berlin", "2026-11-16 13:00:00 CET")):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            assert formatting.moment(at) == shown
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+    assert formatting.moment(None) == ""

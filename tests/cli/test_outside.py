@@ -1,4 +1,4 @@
-"""What the command line promises about events from outside, and about runs that undo what they did."""
+"""The command line's contract for external events and for reversals."""
 
 import json
 from datetime import timedelta

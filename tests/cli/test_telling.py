@@ -1,4 +1,4 @@
-"""What the command line promises about webhooks and Slack."""
+"""The command line's contract for webhooks and Slack."""
 
 import json
 from typing import Any
@@ -105,21 +105,27 @@ def test_removing_says_what_is_gone(stub: Stub) -> None:
 # ---------------------------------------------------------------- Slack
 
 
-def test_a_slack_user_is_linked_to_a_key(stub: Stub) -> None:
-    stub.on("POST /api/slack/users", a_user())
-    assert run("slack", "link", "T1", "U1", ID).stdout.splitlines()[1].split()[:4] == ["T1", "U1", "ann", "approver"]
-    assert stub.body("POST /api/slack/users") == {"team_id": "T1", "user_id": "U1", "key_id": ID}
+def test_a_link_code_is_printed_with_what_to_send(stub: Stub) -> None:
+    stub.on("POST /api/slack/link-codes", {"code": "ABCD-EFGH", "expires_at": NOW.isoformat()})
+    assert "/interlock link ABCD-EFGH" in run("slack", "link").stdout
 
 
-def test_a_key_given_by_its_secret_is_refused_before_it_is_sent(stub: Stub) -> None:
-    said = refused(run("slack", "link", "T1", "U1", "ik_secret"))
-    assert "key_id" in said and stub.asked == []
+def test_teams_are_shared_joined_and_left(stub: Stub) -> None:
+    team = {"team_id": "T1", "is_member": True, "tenants": ["acme", "default"]}
+    for call in ("POST /api/slack/teams/T1/offers", "POST /api/slack/teams/T1/accept", "DELETE /api/slack/teams/T1"):
+        stub.on(call, team)
+    stub.on("GET /api/slack/teams", page(team, {"team_id": "T2", "is_member": False, "tenants": []}))
+    assert "interlock slack join T1" in run("slack", "share", "T1", "acme").stdout
+    assert stub.body("POST /api/slack/teams/T1/offers") == {"tenant": "acme"}
+    assert run("slack", "join", "T1").exit_code == 0 and run("slack", "leave", "T1").exit_code == 0
+    _, one, two = run("slack", "teams").stdout.splitlines()
+    assert one.split() == ["T1", "shared", "acme,", "default"] and two.split() == ["T2", "offered"]
 
 
 def test_users_show_whose_key_is_revoked(stub: Stub) -> None:
     stub.on("GET /api/slack/users", page(a_user(), a_user(user_id="U2", revoked_at=NOW.isoformat())))
     _, one, two = run("slack", "users").stdout.splitlines()
-    assert (len(one.split()), len(two.split())) == (7, 9)
+    assert (len(one.split()), len(two.split())) == (8, 11)
     stub.on("DELETE /api/slack/users/T1/U1", a_user())
     assert run("slack", "unlink", "T1", "U1").stdout == "unlinked U1, who acted as ann\n"
 

@@ -1,4 +1,4 @@
-"""What the command line promises about triggers and schedules."""
+"""The command line's contract for triggers and schedules."""
 
 import json
 from pathlib import Path
@@ -50,13 +50,24 @@ def test_triggers_are_listed_shown_and_deleted(stub: Stub) -> None:
 
 def test_a_trigger_is_tried_with_a_payload(stub: Stub) -> None:
     Path("push.json").write_text('{"ref": "main"}')
-    stub.on("POST /api/triggers/deploys/test", {"starts": True, "workflow": "deploy", "input": {"sha": "abc"}})
+    starts = {"outcome": "starts", "starts": True, "workflow": "deploy", "input": {"sha": "abc"}}
+    stub.on("POST /api/triggers/deploys/test", starts)
     tried = run("trigger", "test", "deploys", "--event", "push", "--payload", "@push.json", "--header", "X-Y=1").stdout
-    assert "starts deploy with" in tried and "sha  abc" in tried
+    assert "Starts deploy with" in tried and "sha  abc" in tried
     asked = stub.body("POST /api/triggers/deploys/test")
     assert asked == {"payload": {"ref": "main"}, "event": "push", "headers": {"X-Y": "1"}}
-    stub.on("POST /api/triggers/deploys/test", {"starts": False, "workflow": "deploy", "reason": "`x` is false"})
-    assert run("trigger", "test", "deploys").stdout == "starts nothing: `x` is false\n"
+    ignored = {"outcome": "ignored", "starts": False, "workflow": "deploy", "reason": "`x` is false"}
+    stub.on("POST /api/triggers/deploys/test", ignored)
+    assert run("trigger", "test", "deploys").stdout == "Starts nothing: `x` is false\n"
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("starts", 0), ("ignored", 3), ("refused", 1)])
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_trial_ends_with_a_code_for_each_outcome(stub: Stub, outcome: str, code: int, flags: tuple[str, ...]) -> None:
+    """new-user 5: every outcome exited 0, so CI could not use it as a check."""
+    answer = {"outcome": outcome, "starts": outcome == "starts", "workflow": "deploy", "reason": "because"}
+    stub.on("POST /api/triggers/deploys/test", answer)
+    assert run("trigger", "test", "deploys", *flags).exit_code == code
 
 
 def test_a_schedule_is_created(stub: Stub) -> None:

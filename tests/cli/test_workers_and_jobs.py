@@ -1,4 +1,4 @@
-"""`interlock worker` and `interlock job`: what they send, what they show, and how they end."""
+"""`interlock worker` and `interlock job`: their requests, their output, and their exit."""
 
 import json
 from datetime import timedelta
@@ -14,7 +14,7 @@ ID = "01990000-0000-7000-8000-000000000000"
 def a_worker(status: str = "running", **more: Any) -> dict[str, Any]:
     at = NOW.isoformat()
     base = {"id": ID, "name": "box-1", "host": "box", "pid": 7, "status": status, "capacity": 100, "holds": 3}
-    return {**base, "labels": ["gpu"], "heartbeat_at": at, "started_at": at, **more}
+    return {**base, "labels": ["gpu"], "heartbeat_at": at, "started_at": at, "updated_at": at, **more}
 
 
 def a_job(status: str = "running", done: int = 1, **more: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_a_refused_order_is_one_line(stub: Stub) -> None:
 def test_a_worker_is_asked_for_and_started(stub: Stub) -> None:
     stub.on("POST /api/workers", a_worker("idle", pid=None)).on(f"POST /api/workers/{ID}/start", a_worker())
     assert "running" in run("worker", "create", "--label", "gpu", "--tenant", "acme", "--start").stdout
-    assert stub.body("POST /api/workers") == {"labels": ["gpu"], "tenants": ["acme"]}
+    assert stub.body("POST /api/workers") == {"labels": ["gpu"], "tenants": ["acme"], "metadata": {}}
 
 
 def test_its_history_is_shown(stub: Stub) -> None:

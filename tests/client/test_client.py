@@ -1,4 +1,4 @@
-"""What the clients promise, each promise kept by the sync and the async one."""
+"""The clients' contract; the sync and the async client both satisfy each part."""
 
 import asyncio
 import json
@@ -22,12 +22,13 @@ RUN = {
     "status": "running",
     "trigger": {"source": "api"},
     "created_at": NOW,
+    "updated_at": NOW,
 }
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
 
 class Kind:
-    """One kind of client, driven the same way as the other; pauses are noted instead of slept."""
+    """One kind of client, with the same interface for both; the tests record pauses instead of sleeping."""
 
     def __init__(self, is_async: bool) -> None:
         self.is_async = is_async
@@ -66,7 +67,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 class Server:
-    """Answers with what it was given, one after the other, and remembers what it was asked."""
+    """Gives its scripted answers in order, and records the requests."""
 
     def __init__(self, *answers: httpx2.Response | Exception) -> None:
         self.answers = list(answers)
@@ -129,7 +130,7 @@ def test_filters_that_were_not_given_are_not_sent(kind: Kind) -> None:
 def test_what_cannot_be_sent_is_refused_as_the_server_would(
     kind: Kind, method: str, args: Any, kwargs: Any, said: str
 ) -> None:
-    """Above all a key that is none: without one, what was to be done once could be done twice."""
+    """Most important is an invalid idempotency key: without a valid key, a repeated request could act twice."""
     server = Server(ok(RUN))
     with pytest.raises(ApiError, match=said) as refused:
         kind.call(server, method, *args, **kwargs)
@@ -144,7 +145,7 @@ def test_a_name_cannot_become_another_path(kind: Kind) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_a_name_that_is_none_is_not_asked_for(kind: Kind, name: str) -> None:
-    """Every quoting leaves these as they are: `/api/workers/../events` are the events of somebody else."""
+    """Percent-encoding leaves these names as they are: `/api/workers/../events` would be another resource."""
     server = Server(ok({"items": [], "next_cursor": None}))
     for method in ("run", "events", "worker_events", "delete_trigger"):
         with pytest.raises(ApiError, match="is no id and no name"):
@@ -156,6 +157,7 @@ def test_a_name_that_is_none_is_not_asked_for(kind: Kind, name: str) -> None:
     ("method", "args", "kwargs", "sent"),
     [
         ("approve", ("r",), {"reason": "fine"}, ("POST", "/api/runs/r/approve", {"reason": "fine"})),
+        ("approve", ("r",), {"digest": "d"}, ("POST", "/api/runs/r/approve", {"digest": "d"})),
         ("cancel", ("r",), {"reason": "stop"}, ("POST", "/api/runs/r/cancel", {"reason": "stop"})),
         ("interrupt", ("r",), {}, ("POST", "/api/runs/r/interrupt", {})),
         ("retry", ("r",), {}, ("POST", "/api/runs/r/retry", {})),
@@ -251,6 +253,17 @@ EVALUATED = {"answer": "deny", "reason": "forbidden by freeze", "rule_ids": ["fr
             *("give_grant", ("shop.tag", {"id": 1}), {"tier": "med", "expires_in": 60}, GRANT),
             ("POST /api/grants", {"tool": "shop.tag", "arguments": {"id": 1}, "tier": "med", "expires_in": 60}),
         ),
+        (
+            *("give_grant", ("shop.tag",), {"any_arguments": True, "expires_in": 60}, GRANT),
+            (
+                "POST /api/grants",
+                {"tool": "shop.tag", "arguments": {}, "any_arguments": True, "tier": "low", "expires_in": 60},
+            ),
+        ),
+        (
+            *("decide_many", (["a", "b"], "approve"), {"digests": {"a": "d"}}, {"items": []}),
+            ("POST /api/approvals/decide", {"ids": ["a", "b"], "decision": "approve", "digests": {"a": "d"}}),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -336,7 +349,7 @@ def test_a_newer_server_may_say_more(kind: Kind) -> None:
     assert kind.call(Server(ok({**RUN, "colour": "blue"})), "run", "r").id == "0198-run"
 
 
-# ---------------------------------------------------------------- where the server is
+# ---------------------------------------------------------------- server address
 
 
 def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +401,7 @@ def test_a_body_that_would_be_refused_is_not_sent(kind: Kind) -> None:
     assert not server.asked
 
 
-# ---------------------------------------------------------------- trying again
+# ---------------------------------------------------------------- retries
 
 
 def test_a_broken_connection_is_tried_again_with_the_same_key(kind: Kind) -> None:
@@ -437,7 +450,7 @@ def test_a_slow_answer_is_not_waited_for_twice(kind: Kind) -> None:
 
 
 class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A stream that breaks, if told to, after what it had to say."""
+    """A stream that sends its data and then, if configured, breaks."""
 
     def __init__(self, *chunks: str, then: Exception | None = None) -> None:
         self.chunks, self.then = chunks, then
@@ -493,8 +506,8 @@ def test_following_goes_on_after_a_break_where_it_was(kind: Kind) -> None:
         stream(sse(4), sse(5), sse(6)[:20], then=httpx2.ReadError("reset")),
         httpx2.ConnectError("refused"),
         httpx2.Response(503),
-        stream(sse(6)),  # closed too early, in good order
-        stream(sse(6), sse(7), END),  # repeats
+        stream(sse(6)),  # a clean close, but too early
+        stream(sse(6), sse(7), END),  # repeats an event
     )
     assert seqs(kind, server, after=3) == [4, 5, 6, 7]
     assert [request.headers["last-event-id"] for request in server.asked] == ["3", "5", "5", "5", "6"]

@@ -1,4 +1,4 @@
-"""The short way of the async client: over a real socket, byte by byte."""
+"""The fast path of the async client: over a real socket, byte by byte."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 from tests.client.test_client import RUN
 
 from interlock.client import ApiError, AsyncClient, Unreachable
-from interlock.client.direct import Direct, Told, _Wire, reaches
+from interlock.client.raw_http import Direct, Told, _Wire, reaches
 
 Talk = Callable[["Line"], Awaitable[None]]
 BODY = httpx2.Response(200, json=RUN).content
@@ -42,7 +42,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(*talks: Talk) -> AsyncIterator[Server]:
-    """Each connection talks as the next one says, the last for all that follow."""
+    """Each connection follows the next script; the last script serves all further connections."""
     server, left = Server(), list(talks)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,7 +145,7 @@ async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used
         await interlock.run("0198-run")
         assert interlock._direct is not None
         async with asyncio.timeout(10):
-            while interlock._direct._idle:  # noqa: ASYNC110 — the end of a connection is nobody's event
+            while interlock._direct._idle:  # noqa: ASYNC110 — the end of a connection has no event
                 await asyncio.sleep(0.001)
         await interlock.run("0198-run")
         assert (server.lines, len(server.asked)) == (2, 2)
@@ -184,7 +184,7 @@ async def test_a_server_that_says_nothing_has_as_long_as_it_was_given() -> None:
         interlock.timeout = 0.05
         with pytest.raises(Unreachable, match="did not answer in time"):
             await interlock.run("0198-run")
-        assert len(server.asked) == 1  # it may be at work: asking again would only take as long again
+        assert len(server.asked) == 1  # the request may be in progress: a repeated one would take just as long
 
 
 async def test_nobody_there_is_said_in_words() -> None:
@@ -241,7 +241,7 @@ async def test_a_header_cannot_become_two(end: str) -> None:
         assert server.asked == []
 
 
-# ---------------------------------------------------------------- what becomes of a connection
+# ---------------------------------------------------------------- the state of a connection after a call
 
 
 @pytest.mark.parametrize("how", ["cancelled", "too late", "nonsense"])
@@ -312,11 +312,11 @@ async def test_who_waits_for_a_run_gives_the_server_that_much_longer(monkeypatch
     assert given == [(5, 65), (5, 5)]
 
 
-# ---------------------------------------------------------------- word by word
+# ---------------------------------------------------------------- the protocol in detail
 
 
 class Transport:
-    """One that goes nowhere."""
+    """A transport without a peer."""
 
     def __init__(self) -> None:
         self.said, self.is_closed = b"", False
@@ -329,7 +329,7 @@ class Transport:
 
 
 class ByHand:
-    """One request, and its answer by hand."""
+    """One request, with a hand-written answer."""
 
     def __init__(self, silence: float = 30) -> None:
         self.direct = Direct(httpx2.URL("http://interlock.test"), {})
@@ -343,7 +343,7 @@ class ByHand:
         return asyncio.create_task(self.direct.request("GET", "/x", {}, {}, None, 5, silence))
 
     async def hear(self, *parts: bytes) -> None:
-        """All of them before anybody can look."""
+        """Deliver all of them before the client can read any."""
         await asyncio.sleep(0)
         for part in parts:
             self.wire.data_received(part)

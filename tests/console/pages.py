@@ -1,4 +1,4 @@
-"""The console in process: somebody with a key signs in, looks at pages and sends their forms."""
+"""The console in process: a user with a key signs in, reads pages and submits their forms."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,14 +32,14 @@ class Browser:
         return found[1]
 
     async def get(self, path: str, status: int = 200) -> str:
-        """A page: whole, small enough, and with nothing in it that could run."""
+        """Get a page. It must be complete, small enough, and free of injected scripts."""
         answer = await self.client.get(path)
         assert answer.status_code == status, (path, answer.status_code, answer.text[:300])
         check(answer)
         return answer.text
 
     async def post(self, path: str, status: int = 200, **fields: Any) -> str:
-        """A form with what makes it ours; the page that comes of it."""
+        """Submit a form with its CSRF token, and return the resulting page."""
         answer = await self.client.post(path, data={"csrf": self.csrf, **fields})
         if answer.status_code == 303:
             answer = await self.client.get(answer.headers["location"])
@@ -48,7 +48,7 @@ class Browser:
         return answer.text
 
     async def refused(self, path: str, **fields: Any) -> None:
-        """The server refuses what the page does not offer."""
+        """The server rejects an action that the page does not offer."""
         answer = await self.client.post(path, data={"csrf": self.csrf, **fields})
         assert answer.status_code == 403, (path, answer.status_code)
 
@@ -57,13 +57,13 @@ def check(answer: httpx2.Response) -> None:
     page = answer.text
     assert len(answer.content) < MOST, f"{answer.url} has {len(answer.content):,} bytes"
     assert "unsafe-inline" not in answer.headers["content-security-policy"]
-    assert page.count("<script") == 1  # ours
+    assert page.count("<script") == 1  # our own script
     assert HOSTILE not in page
     assert not re.search(r"<[a-z][^>]*\s(style|on[a-z]+)=", page), "inline style or script"
 
 
 def text_of(page: str) -> str:
-    """What somebody reads: no tags, single spaces."""
+    """Return the visible text: no tags, single spaces."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", page))).strip()
 
 

@@ -1,4 +1,4 @@
-"""The page of the audit chain: newest first, how far it is sealed, and whether it holds."""
+"""The page of the audit log: newest first, the sealed position, and whether the log verifies."""
 
 import re
 
@@ -94,7 +94,7 @@ async def test_pages_are_turned_by_position_and_stay_small(rig: Rig, admin: Brow
     await runs_of(rig, 1)
     tenant = rig.admin.tenant_id
     [last] = await rig.sql("SELECT max(position) AS position FROM seal")
-    # As after retention: the chain knows them, the journal does not. And one entry with hostile names.
+    # As after retention: the log contains the entries, the journal does not. One entry has hostile names.
     await rig.sql(
         "INSERT INTO seal (tenant_id, position, run_id, seq, link)"
         " SELECT $1, $2 + n, gen_random_uuid(), 1, sha256('x') FROM generate_series(1, 250) AS n",

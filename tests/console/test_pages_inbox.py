@@ -1,4 +1,4 @@
-"""The inbox: what waits for whoever looks comes first, however much waits for others."""
+"""The inbox lists the approvals that the user can decide first, however many wait for others."""
 
 import pytest
 from tests.console.pages import SignIn, text_of

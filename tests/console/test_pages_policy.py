@@ -1,4 +1,4 @@
-"""The page of the policy: trying another one out, and putting it in force only after its effect was looked at."""
+"""The policy page: users can try another policy, and publish it only after they have seen its effect."""
 
 import re
 from html import unescape
@@ -29,7 +29,9 @@ def tools(rig: Rig) -> None:
 
 async def publish(rig: Rig, text: str, who: Any = None) -> None:
     compiled = compile_policy(text, rig.policies.facts())
-    await rig.database.command(lambda tx: policies.publish(tx, rig.database, who or rig.admin, text, compiled))
+    await rig.database.run_in_transaction(
+        lambda tx: policies.publish(tx, rig.database, who or rig.admin, text, compiled.digest)
+    )
 
 
 async def versions(rig: Rig) -> list[int]:
@@ -58,9 +60,9 @@ async def test_mistakes_are_shown_with_their_lines(admin: Browser) -> None:
     line = wrong[: wrong.index("@teir")].count("\n") + 1
     page = await admin.post("/policy", 422, do="check", edits="yes", text=wrong.replace("\n", "\r\n"))
     assert f"line {line} medium-writes @teir: no such annotation; did you mean `tier`?" in text_of(page)
-    assert wrong in unescape(page)  # nothing typed is lost
+    assert wrong in unescape(page)  # the user's input is kept
     assert "no mistakes" in text_of(await admin.post("/policy", do="check", edits="yes", text=DEFAULT_POLICY))
-    # A text that was emptied is empty, and not the one in force.
+    # An emptied text is an empty policy, not the one in force.
     assert "an empty policy denies everything" in await admin.post("/policy", 422, do="check", edits="yes", text="")
 
 
@@ -97,7 +99,7 @@ async def test_a_policy_is_published_after_a_backtest_of_exactly_its_text(rig: R
     assert '<span class="add">+@id(&#34;no-mail&#34;)</span>' in page
     proof = proof_in(page)
     assert proof is not None and "Publish version 1" in page
-    # Another text by one character, no proof, a proof of something else: nothing is published.
+    # With one changed character, without a proof, or with a proof of another text, the server publishes nothing.
     form = {"do": "publish", "edits": "yes", "over": "0"}
     for wrong in (
         {"text": STRICT + " ", "tried": proof}, {"text": STRICT}, {"text": STRICT, "tried": "0" * 64},
@@ -110,6 +112,21 @@ async def test_a_policy_is_published_after_a_backtest_of_exactly_its_text(rig: R
     [row] = await rig.sql("SELECT text FROM policy")
     assert row["text"] == STRICT
     assert (await rig.policies.current(rig.admin.tenant_id)).digest is not None
+
+
+async def test_a_policy_that_lets_more_pass_says_so_and_is_published_only_by_the_button_that_says_so(
+    rig: Rig, admin: Browser
+) -> None:
+    await publish(rig, STRICT)
+    form = {"edits": "yes", "over": "1", "text": DEFAULT_POLICY}
+    page = await admin.post("/policy", do="backtest", **form)
+    assert "It lets more pass" in text_of(page) and "mail.send" in page
+    assert "Publish version 2, which lets more pass" in page and 'value="publish"' not in page
+    proof = proof_in(page)
+    assert proof is not None
+    refused = await admin.post("/policy", 422, do="publish", tried=proof, **form)
+    assert "was not backtested" in text_of(refused) and await versions(rig) == [1]
+    assert "Version 2 is in force." in await admin.post("/policy", do="publish-looser", tried=proof, **form)
 
 
 async def test_a_proof_is_of_one_session(rig: Rig, sign_in: SignIn) -> None:
@@ -125,7 +142,7 @@ async def test_what_was_published_meanwhile_is_not_overwritten(rig: Rig, admin: 
     await publish(rig, DEFAULT_POLICY)
     page = await admin.post("/policy", 422, do="publish", edits="yes", text=STRICT, tried=proof, over="0")
     assert "another version was published meanwhile" in text_of(page)
-    assert "no-mail" in page and 'name="over" value="1"' in page  # their text is kept, over the new version
+    assert "no-mail" in page and 'name="over" value="1"' in page  # the page keeps the user's text, over the new version
     assert await versions(rig) == [1]
 
 
@@ -133,14 +150,14 @@ async def test_of_two_who_publish_at_the_same_moment_one_is_told(
     rig: Rig, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = proof_in(await admin.post("/policy", do="backtest", edits="yes", text=STRICT))
-    command = rig.database.command
+    command = rig.database.run_in_transaction
 
     async def just_before(work: Any, *options: Any) -> Any:
         monkeypatch.undo()
         await publish(rig, DEFAULT_POLICY)
         return await command(work, *options)
 
-    monkeypatch.setattr(rig.database, "command", just_before)
+    monkeypatch.setattr(rig.database, "run_in_transaction", just_before)
     page = await admin.post("/policy", 422, do="publish", edits="yes", text=STRICT, tried=proof)
     assert "another version was published meanwhile" in text_of(page)
     assert await versions(rig) == [1]

@@ -1,15 +1,18 @@
-"""The page of one run: it can be looked at whatever it is at."""
+"""The page of one run: it opens in every state of the run."""
+
+import re
 
 from tests.console.pages import Browser, text_of
 from tests.rig import Rig
 
-from interlock import Context, FlowContext, Retryable
+from interlock import Context, FlowContext, Retryable, Terminal
 
 
 async def test_a_run_that_waits_for_an_event_says_for_which(rig: Rig, admin: Browser) -> None:
     await rig.apply("name: w\nsteps: [{id: paid, wait: {event: bank.paid, correlation: ch_1, timeout: 2d}}]")
     run_id = await rig.start("w")
-    assert "Waits for bank.paid of ch_1 ; times out in 48 h ." in text_of(await admin.get(f"/runs/{run_id}"))
+    page = text_of(await admin.get(f"/runs/{run_id}"))
+    assert re.search(r"Waits for bank.paid of ch_1 ; times out \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \.", page)
     await rig.apply("name: w\nsteps: [{id: paid, wait: {event: bank.paid, correlation: 7}}]")
     assert "Waits for bank.paid of 7 ." in text_of(await admin.get(f"/runs/{await rig.start('w')}"))
 
@@ -33,7 +36,7 @@ async def test_a_step_that_will_be_tried_again_is_called_retrying_everywhere(rig
 
 
 async def test_what_is_asked_can_be_read_to_its_end(rig: Rig, admin: Browser) -> None:
-    """A list has the beginning of a long field and says how much more there is; the question's own page has it all."""
+    """A list shows the beginning of a long field and the length of the rest; the approval's page shows all of it."""
 
     @rig.tool("crm.note", writes=True, risk="med")
     async def note(text: str) -> None: ...
@@ -45,11 +48,15 @@ async def test_what_is_asked_can_be_read_to_its_end(rig: Rig, admin: Browser) ->
     for path in ("/inbox", f"/runs/{run_id}"):
         page = await admin.get(path)
         assert f'<a href="/approvals/{asked["id"]}">4,607 more characters</a>' in page and "the end" not in page
-    assert "the end" in await admin.get(f"/approvals/{asked['id']}")
+        assert 'data-key="a"' not in page and "Read all of it to approve" in page, (
+            "nobody approves what they cannot see"
+        )
+    page = await admin.get(f"/approvals/{asked['id']}")
+    assert "the end" in page and 'data-key="a"' in page
 
 
 async def test_steps_of_a_flow_are_no_graph(rig: Rig, admin: Browser) -> None:
-    """None needs another: boxes without arrows would say nothing."""
+    """Steps of a flow have no dependencies: boxes without arrows would say nothing."""
 
     @rig.tool("t.read")
     async def read() -> int:
@@ -79,3 +86,36 @@ async def test_an_approved_step_that_worked_at_once_had_one_attempt(rig: Rig, ad
     run = await rig.work_until(run_id, "succeeded")
     assert (told, run["step"]["note"]["attempt"]) == ([1], 1)
     assert "attempt 2" not in text_of(await admin.get(f"/runs/{run_id}"))
+
+
+async def test_retry_is_offered_where_it_would_be_accepted_and_a_retried_run_says_so(rig: Rig, admin: Browser) -> None:
+    """Console review 16."""
+
+    @rig.tool("shop.break", writes=False)
+    async def broken() -> None:
+        raise Terminal("no such charge")
+
+    @rig.tool("shop.refund", writes=True, risk="low", undo="shop.take_back", key="refund")
+    async def refund() -> dict[str, str]:
+        return {"id": "re_1"}
+
+    @rig.tool("shop.take_back", writes=True, risk="low", key="take-back:{id}")
+    async def take_back(id: str) -> None: ...
+
+    await rig.apply("{name: plain, steps: [{id: a, tool: shop.break}]}")
+    undo = "compensate: {tool: shop.take_back, input: {id: '${output.id}'}}"
+    await rig.apply(f"{{name: undone, steps: [{{id: a, tool: shop.refund, {undo}}}, {{id: b, tool: shop.break}}]}}")
+    async with rig.worker():
+        plain, undone = await rig.start("plain"), await rig.start("undone")
+        for run_id in (plain, undone):
+            await rig.until(run_id, "failed")
+        page = await admin.get(f"/runs/{undone}")
+        assert f"/runs/{undone}/retry" not in page
+        assert "This run cannot be retried: it undid what it had done" in text_of(page)
+        page = await admin.get(f"/runs/{plain}")
+        assert f"/runs/{plain}/retry" in page and "Retried as" not in page
+        assert text_of(page).count("Terminal no such charge") == 2, "the run's error and its step's, with their type"
+        again = await admin.post(f"/runs/{plain}/retry")
+        assert f"Retry of run {str(plain)[-8:]}" in text_of(again)
+        page = await admin.get(f"/runs/{plain}")
+        assert "Retried as run" in text_of(page) and "This run was retried already" in page

@@ -1,4 +1,4 @@
-"""The page of schedules: what starts by itself, and the buttons beside it."""
+"""The page of schedules: the schedules and their buttons."""
 
 from html import unescape
 from typing import Any

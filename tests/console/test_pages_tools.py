@@ -1,4 +1,4 @@
-"""The pages of tools: what each can do, and what the policy says about it."""
+"""The pages of tools: each tool's declaration, and the policy's answer for it."""
 
 from typing import Annotated, Any, Literal
 
@@ -42,8 +42,8 @@ async def test_without_tools_the_page_says_what_to_do(admin: Browser) -> None:
 async def test_tools_are_listed_with_what_the_policy_in_force_says(rig: Rig, viewer: Browser) -> None:
     add_tools(rig)
     page = await viewer.get("/tools")
-    assert "writes once, can be undone high asks people high two people" in row_of(page, "shop.refund")
-    assert "writes may be repeated low allowed" in row_of(page, "shop.back")
+    assert "writes not idempotent, can be undone high asks people high two people" in row_of(page, "shop.refund")
+    assert "writes idempotent low allowed" in row_of(page, "shop.back")
     assert "reads low allowed" in row_of(page, "shop.look")
     assert "greet" in page and "Say hello." in page and "current" in page
     found = await viewer.get("/tools?q=money")
@@ -59,7 +59,9 @@ async def test_it_is_said_on_what_the_answer_depends(rig: Rig, viewer: Browser) 
         '@id("night") forbid (principal, action in Action::"read", resource) when { context.hour > 22 };\n'
     )
     compiled = compile_policy(text, rig.policies.facts())
-    await rig.database.command(lambda tx: policies.publish(tx, rig.database, rig.admin, text, compiled))
+    await rig.database.run_in_transaction(
+        lambda tx: policies.publish(tx, rig.database, rig.admin, text, compiled.digest)
+    )
     rig.policies.forget("")
     page = await viewer.get("/tools")
     assert "may depend on its input" in row_of(page, "shop.refund")
@@ -82,7 +84,7 @@ async def test_pages_stay_small_and_harmless(rig: Rig, admin: Browser) -> None:
         scope: dict[str, Any] = {}
         exec(f"async def work({code}): ...", scope)
         scope["work"].__doc__ = HOSTILE * 200
-        rig.tool(f"many.tool{number:03}", writes=True, key=HOSTILE)(scope["work"])
+        rig.tool(f"many.tool{number:03}", writes=True, risk="low", key=HOSTILE)(scope["work"])
 
     make(0, 400)
     for number in range(1, 62):

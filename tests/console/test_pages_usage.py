@@ -1,4 +1,4 @@
-"""The page of usage, the charts on it, and what they are drawn from: every run that ended, counted once."""
+"""The usage page, its charts, and their data: every ended run, counted once."""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ async def ended(rig: Rig, count: int) -> list[UUID]:
 
 
 async def as_if(rig: Rig, runs: list[UUID], took: list[int]) -> None:
-    """They ended at the same moment and took so many milliseconds."""
+    """Give all of them the same end and this duration in milliseconds."""
     async with rig.database.pool.acquire() as connection, connection.transaction():
         await connection.execute("ALTER TABLE run DISABLE TRIGGER USER")
         for run, milliseconds in zip(runs, took, strict=True):
@@ -49,15 +49,15 @@ async def counted(rig: Rig) -> dict[tuple[str, str], int]:
 
 async def test_the_sealer_counts_every_run_that_ended_once(rig: Rig) -> None:
     await as_if(rig, await ended(rig, 5), [7] * 5)
-    await rig.start("ask")  # goes on
-    while await audit.seal(rig.database, KEY, 3):
+    await rig.start("ask")  # continues
+    while await audit.link_entries(rig.database, KEY, 3):
         pass
     assert await counted(rig) == {("", "canceled"): 5}
     await as_if(rig, await ended(rig, 2), [7] * 2)
-    while await audit.seal(rig.database, KEY):
+    while await audit.link_entries(rig.database, KEY):
         pass
     assert await counted(rig) == {("", "canceled"): 7}
-    assert await audit.seal(rig.database, KEY) == 0
+    assert await audit.link_entries(rig.database, KEY) == 0
     assert await counted(rig) == {("", "canceled"): 7}
 
 
@@ -69,7 +69,7 @@ async def test_a_sealer_that_dies_in_between_has_counted_nothing(
     class Killed(Exception): ...
 
     class Dying:
-        """A transaction whose process ends right after it has counted."""
+        """A transaction whose process ends right after the count."""
 
         def __init__(self, tx: Any) -> None:
             self._tx = tx
@@ -83,13 +83,13 @@ async def test_a_sealer_that_dies_in_between_has_counted_nothing(
                 raise Killed
             return answer
 
-    command = database.command
-    monkeypatch.setattr(database, "command", lambda work, *more: command(lambda tx: work(Dying(tx)), *more))
+    command = database.run_in_transaction
+    monkeypatch.setattr(database, "run_in_transaction", lambda work, *more: command(lambda tx: work(Dying(tx)), *more))
     with pytest.raises(Killed):
-        await audit.seal(database, KEY)
+        await audit.link_entries(database, KEY)
     monkeypatch.undo()
     assert await counted(rig) == {}
-    while await audit.seal(database, KEY):
+    while await audit.link_entries(database, KEY):
         pass
     assert await counted(rig) == {("", "canceled"): 4}
 
@@ -102,7 +102,7 @@ async def test_a_run_is_counted_in_its_minute_workspace_and_bucket(rig: Rig) -> 
     for run in runs:
         await rig.cancel(run)
     await as_if(rig, runs, took)
-    while await audit.seal(rig.database, KEY):
+    while await audit.link_entries(rig.database, KEY):
         pass
     rows = await rig.sql("SELECT minute, workspace, bucket, runs FROM ended_minute")
     assert {row["minute"] for row in rows} == {NOW.replace(second=0)}
@@ -114,7 +114,7 @@ async def test_a_run_is_counted_in_its_minute_workspace_and_bucket(rig: Rig) -> 
 
 async def test_counts_of_two_days_ago_are_forgotten(rig: Rig) -> None:
     await ended(rig, 1)
-    while await audit.seal(rig.database, KEY):
+    while await audit.link_entries(rig.database, KEY):
         pass
     await sweeps.tend(rig.database)
     assert await counted(rig) == {("", "canceled"): 1}
@@ -168,7 +168,7 @@ def test_runs_of_another_hour_are_not_drawn() -> None:
 
 
 async def test_use_is_shown_against_caps(rig: Rig, sign_in: SignIn) -> None:
-    rig.clock.freeze()  # within one minute
+    rig.clock.freeze()  # all within one minute
     small = await rig.tenant("small", max_concurrency=4, max_runs_per_min=2, max_writes_per_run=9)
     await rig.apply("name: capped\ncaps: {max_concurrency: 3}\nsteps: [{id: a, tool: t.a}]", small)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The pages of workflows: what there is, what changed, and starting a run."""
+"""The pages of workflows: the list, the changes between versions, and starting a run."""
 
 import json
 import re
@@ -38,7 +38,7 @@ async def test_a_workflow_shows_its_source_its_graph_and_its_versions(rig: Rig, 
     await rig.apply(YAML.replace("high", "low"))
     page = await admin.get("/workflows/refund")
     text = text_of(page)
-    # In the order in which people write it, though it is stored without one.
+    # In the usual order of the fields, though the stored definition has no order.
     assert "name: refund description: Give money back. steps: - id: lookup tool: shop.lookup" in text
     assert page.count('<g class="node">') == 4 and page.count('class="arrow"') == 4
     assert "version 2" in text and "/workflows/refund?version=1" in page
@@ -84,7 +84,7 @@ async def test_an_input_that_is_wrong_is_shown_where_it_was_typed(rig: Rig, admi
     ):
         page = await admin.post("/workflows/refund/start", 422, input=typed, once="1")
         assert says in text_of(page)
-        assert typed in text_of(page)  # nothing typed is lost
+        assert typed in text_of(page)  # the user's input is kept
     assert await rig.sql("SELECT FROM run") == []
 
 
@@ -115,7 +115,7 @@ async def test_another_tenant_and_another_workspace_see_nothing(rig: Rig, sign_i
     assert "refund" not in text_of(await stranger.get("/workflows")).replace("interlock workflow apply refund.yaml", "")
     await stranger.get("/workflows/refund", 404)
     assert "no workflow" in await stranger.post("/workflows/refund/start", 404, input="{}")
-    # A workflow is the tenant's; a run of another workspace is not shown with it.
+    # A workflow belongs to the tenant; its page does not show runs of other workspaces.
     neighbour = await sign_in("viewer", workspace_id="east", name="nora")
     assert str(run) not in await neighbour.get("/workflows")
 

@@ -1,4 +1,4 @@
-"""What holds for every page: who gets in, whose forms are believed, and what people see when something is wrong."""
+"""Rules for every page: sign-in, valid forms, and error pages."""
 
 import asyncio
 import itertools
@@ -11,12 +11,12 @@ from fastapi.routing import APIRoute
 from tests.console.pages import Browser, SignIn
 from tests.rig import Rig
 
-from interlock.console import live, site
-from interlock.console.page import COOKIE
-from interlock.engine import signins, tenants
-from interlock.wire.grammar import DEEPEST
+from interlock.api.limits import COOKIE
+from interlock.console import app, live
+from interlock.engine import console_sessions, tenants
+from interlock.wire.common import DEEPEST
 
-ROUTES = [route for module in site.PAGES for route in module.router.routes if isinstance(route, APIRoute)]
+ROUTES = [route for module in app.PAGES for route in module.router.routes if isinstance(route, APIRoute)]
 FORMS = sorted({route.path for route in ROUTES if "POST" in route.methods} - {"/signin"})
 PAGES = sorted({route.path for route in ROUTES if "GET" in route.methods} - {"/signin"})
 
@@ -44,10 +44,10 @@ async def test_nobody_gets_in_without_signing_in(admin: Browser) -> None:
 async def test_a_sign_in_ends_with_its_key_and_with_its_day(rig: Rig, sign_in: SignIn) -> None:
     browser = await sign_in(name="eva")
     [key] = [row for row in await tenants.keys(rig.database, rig.admin, None, 10) if row["name"] == "eva"]
-    await rig.database.command(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, key["id"]))
+    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, key["id"]))
     assert (await browser.client.get("/inbox")).status_code == 303
     other = await sign_in(name="ida")
-    rig.clock.advance(timedelta(seconds=signins.SECONDS - 60).total_seconds())
+    rig.clock.advance(timedelta(seconds=console_sessions.SECONDS - 60).total_seconds())
     assert (await other.client.get("/inbox")).status_code == 200
     rig.clock.advance(120)
     assert (await other.client.get("/inbox")).status_code == 303
@@ -117,7 +117,7 @@ async def test_a_value_as_deep_as_may_be_is_written_shown_and_proven(rig: Rig, a
     for _ in range(DEEPEST - 2):
         deep = [deep]
 
-    @rig.tool("shop.store", writes=True)
+    @rig.tool("shop.store", writes=True, risk="low")
     async def store(value: Any) -> Any:
         return {"stored": value}
 
@@ -157,7 +157,7 @@ async def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(r
 async def test_the_cookie_of_a_page_over_tls_is_sent_over_nothing_else(
     rig: Rig, admin: Browser, origin: str, is_secure: bool
 ) -> None:
-    # A proxy on another machine took the TLS off: the server itself is asked over HTTP.
+    # A proxy on another machine terminates TLS, so the server itself receives HTTP.
     answer = await admin.client.post("/signin", data={"key": rig.admin_key}, headers={"Origin": origin})
     assert ("secure" in answer.headers["set-cookie"].lower()) == is_secure
 
@@ -167,25 +167,26 @@ async def test_the_cookie_of_a_page_over_tls_is_sent_over_nothing_else(
 async def test_a_live_page_is_told_nothing_once_its_sign_in_has_ended(
     rig: Rig, sign_in: SignIn, page: str, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if ends == "expired":  # of that nobody is told: it is found out in time
-        monkeypatch.setattr(live, "_COMMENT_SECONDS", 0.0)
+    if ends == "expired":  # expiry sends no notification: the stream detects it by its clock
+        monkeypatch.setattr(live, "_QUIET_SECONDS", 0.0)
     await rig.apply("{name: gate, steps: [{id: ask, approval: {tier: low}}]}")
     run_id = await rig.start("gate")
     vera = await sign_in("viewer", name="vera")
     cookie = f"{COOKIE}={vera.client.cookies[COOKIE]}"
     path, looks = (f"/live/run/{run_id}", 1) if page == "run" else ("/live/inbox", 2)
     async with rig.stream(path, cookie=cookie) as frames, asyncio.timeout(10):
+        told = (frame async for frame in frames if frame["event"] != "here")
         for _ in range(looks):
-            assert (await anext(frames))["event"] == "changed"
+            assert (await anext(told))["event"] == "changed"
         if ends == "revoked":
             [key] = await rig.sql("SELECT id FROM api_key WHERE name = 'vera'")
             assert (await rig.http().delete(f"/api/keys/{key['id']}")).status_code == 200
         elif ends == "signed out":
             assert (await vera.client.post("/signout", data={"csrf": vera.csrf})).status_code == 303
         else:
-            rig.clock.advance(signins.SECONDS)
+            rig.clock.advance(console_sessions.SECONDS)
         await rig.cancel(run_id)
-        assert [frame async for frame in frames] == []
+        assert [frame async for frame in told] == []
 
 
 async def test_who_is_signed_in_keeps_the_menu_where_something_is_wrong(admin: Browser) -> None:
@@ -197,7 +198,7 @@ async def test_who_is_signed_in_keeps_the_menu_where_something_is_wrong(admin: B
 
 async def test_who_was_signed_in_is_told_that_it_ended_and_comes_back_to_the_page(rig: Rig, sign_in: SignIn) -> None:
     browser = await sign_in(name="ida")
-    rig.clock.advance(signins.SECONDS + 60)
+    rig.clock.advance(console_sessions.SECONDS + 60)
     looked = await browser.client.get("/runs?status=failed")
     page = (await browser.client.get(looked.headers["location"])).text
     assert "has ended" in page and 'name="next" value="/runs?status=failed"' in page

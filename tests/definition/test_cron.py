@@ -1,4 +1,4 @@
-"""Slots: as people in that time zone expect them, over both changes of the clocks."""
+"""Slots: at the local times that people expect, over both daylight-saving changes."""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ def slots(cron: Cron, start: datetime, end: datetime) -> list[datetime]:
 @ZONES
 def test_an_hourly_job_runs_every_hour_of_the_year(zone: str) -> None:
     found = slots(Cron.parse("0 * * * *", zone), *YEAR)
-    if zone != "Australia/Lord_Howe":  # whose clocks change by half an hour
+    if zone != "Australia/Lord_Howe":  # its clocks change by half an hour
         assert found == [YEAR[0] + timedelta(hours=n) for n in range(365 * 24)]
     assert len(set(found)) == len(found)
 
@@ -31,7 +31,7 @@ def test_a_daily_job_runs_once_on_every_day(zone: str) -> None:
     found = slots(Cron.parse("30 2 * * *", zone), *YEAR)
     days = Counter(slot.astimezone(local).date() for slot in found)
     assert (set(days.values()), len(days)) == ({1}, 365)
-    # At half past two, and where there is no such time, at the end of the gap.
+    # Slots are at half past two. On the day without that time, the slot is at the end of the gap.
     odd = [slot.astimezone(local).strftime("%m-%d %H:%M") for slot in found if slot.astimezone(local).minute != 30]
     gaps = {"Europe/Berlin": ["03-29 03:00"], "America/New_York": ["03-08 03:00"]}
     assert odd == gaps.get(zone, [])
@@ -40,7 +40,7 @@ def test_a_daily_job_runs_once_on_every_day(zone: str) -> None:
 @ZONES
 @pytest.mark.parametrize("expression", ["0 * * * *", "30 2 * * *", "*/20 * * * *", "15 1-3 * * *", "0 2 * * sun"])
 def test_going_from_slot_to_slot_and_all_at_once_give_the_same(zone: str, expression: str) -> None:
-    """A schedule keeps only its next slot; a restart must not change what follows."""
+    """A schedule stores only its next slot; a restart must not change the later slots."""
     cron = Cron.parse(expression, zone)
     for month, day in ((3, 6), (3, 28), (4, 3), (10, 2), (10, 24), (10, 31)):
         around = datetime(2026, month, day, tzinfo=UTC)
@@ -77,7 +77,7 @@ FIRST = datetime(2026, 5, 1, 12, tzinfo=UTC)
     ],
 )
 def test_what_becomes_of_missed_slots(missed: Missed, late: float, expected: list[int]) -> None:
-    """Every ten minutes; minutes late, and the minutes of the slots that are started."""
+    """Slots every ten minutes: the lateness in minutes, and the minutes of the slots that start."""
     cron = Cron.parse("*/10 * * * *", "Europe/Berlin")
     due = cron.due(FIRST, FIRST + timedelta(minutes=late), missed, most=100)
     assert due == [FIRST + timedelta(minutes=minutes) for minutes in expected]
@@ -92,7 +92,7 @@ def test_the_last_slot_is_found_in_the_hour_that_comes_twice() -> None:
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
 @pytest.mark.parametrize("expression", ["30 2 * * *", "0 * * * *", "15,45 1-3 * * *", "*/20 2 * * *"])
 def test_the_last_slot_is_that_of_all_of_them(zone: str, expression: str) -> None:
-    """At any moment around a change of the clocks, looked for from days before."""
+    """At any moment around a clock change, with a search that starts days before."""
     cron = Cron.parse(expression, zone)
     for month, day in ((3, 8), (3, 29), (10, 25), (11, 1)):
         start = datetime(2026, month, day, tzinfo=UTC)

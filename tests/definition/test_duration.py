@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.definition.duration import format_duration, parse_duration
-from interlock.wire.grammar import LONGEST_SECONDS
+from interlock.wire.common import LONGEST_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ MANY = list(range(30_000))
     [
         ("input.all(a, input.all(b, b >= 0))", MANY),
         ("input.all(a, !(-1 in input))", MANY),
-        ("input.map(a, a + 1)", MANY),  # CEL copies the list for each that it adds
+        ("input.map(a, a + 1)", MANY),  # CEL copies the list for each element that it adds
         ("input.filter(a, a >= 0)", MANY),
         ("input.all(a, a.all(b, b in a))", [MANY]),
         ("input.l.map(a, input.s)", {"l": MANY[:1000], "s": "x" * 100_000}),

@@ -47,7 +47,7 @@ def test_a_step_without_needs_follows_the_one_before_it():
 def test_a_plain_list_is_a_sequence():
     assert parse("name: x\nsteps: [{id: a, tool: t}, {id: b, tool: t}]").is_sequence
     assert parse("name: x\nsteps: [{id: a, tool: t}]").is_sequence
-    # Not even this: a skip of `a` would pass on to `b`.
+    # Not even here: skipping `a` would also skip `b`.
     assert not parse("name: x\nsteps: [{id: a, tool: t}, {id: b, tool: t, needs: [a]}]").is_sequence
 
 

@@ -1,10 +1,11 @@
-"""What a trigger may say, and how its mistakes are named."""
+"""The fields of a trigger, and the error for each mistake."""
 
 from typing import Any
 
+import orjson
 import pytest
 
-from interlock.definition.trigger import Event, Unfit, load, parse
+from interlock.definition.trigger import IncomingEvent, UnusableEvent, load, parse
 from interlock.errors import DefinitionInvalid
 
 GITHUB = """
@@ -19,9 +20,9 @@ input: {sha: "${payload.after}", note: "by ${event.type}"}
 def test_a_trigger_is_read() -> None:
     trigger = parse(GITHUB)
     assert (trigger.name, trigger.kind, trigger.secret, trigger.workflow) == ("deploys", "github", "gh", "deploy")
-    push = Event("github", "push", {"ref": "refs/heads/main", "after": "abc"})
+    push = IncomingEvent("github", "push", {"ref": "refs/heads/main", "after": "abc"})
     assert (trigger.ignores(push), trigger.input_for(push)) == (None, {"sha": "abc", "note": "by push"})
-    assert load(trigger.source) == trigger
+    assert load(orjson.dumps(trigger.source).decode()) == trigger
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_of_what_is_not_there_nothing_more_is_missing() -> None:
 @pytest.mark.parametrize("value", [[], "text", None, 3])
 def test_a_payload_that_is_no_mapping_needs_an_input(value: Any) -> None:
     trigger = parse("{name: t, webhook: {secret: s}, workflow: w}")
-    with pytest.raises(Unfit, match="its payload is"):
-        trigger.input_for(Event("webhook", "x", value))
+    with pytest.raises(UnusableEvent, match="its payload is"):
+        trigger.input_for(IncomingEvent("webhook", "x", value))
     with_input = parse('{name: t, webhook: {secret: s}, workflow: w, input: {x: "${payload}"}}')
-    assert with_input.input_for(Event("webhook", "x", value)) == {"x": value}
+    assert with_input.input_for(IncomingEvent("webhook", "x", value)) == {"x": value}

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables: what was written and what it is told, side by side)
+# ruff: noqa: E501  (tables: each definition beside its error)
 import json
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.definition import OnReject, StepKind, load, parse
-from interlock.definition import fault as faults_module
-from interlock.definition.fault import Faults, suggestion
+from interlock.definition import diagnostics as faults_module
+from interlock.definition.diagnostics import Faults, suggestion
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
 

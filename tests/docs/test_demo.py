@@ -1,4 +1,4 @@
-"""The demo and the example: what the README shows is what happens."""
+"""The demo and the example: the README's output is the real output."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DEMO = [sys.executable, "-m", "interlock", "demo"]
 
 @pytest.fixture
 def environment(server: embedded.Joined, tmp_path: Path) -> dict[str, str]:
-    """The demo makes a database of its own on the tests' server."""
+    """The demo creates a separate database on the tests' server."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     return plain | {"INTERLOCK_DATABASE_URL": server.url, "INTERLOCK_DATA_DIR": str(tmp_path / "data")}
 
@@ -33,7 +33,7 @@ def books(environment: dict[str, str]) -> dict[str, dict[str, object]]:
 
 
 def test_without_a_terminal_it_approves_by_itself_and_ends(environment: dict[str, str]) -> None:
-    for encoding in ("utf-8", "ascii"):  # also the second time: an earlier demo does not stand in the way
+    for encoding in ("utf-8", "ascii"):  # run twice: an earlier demo must not block the second
         played = subprocess.run(
             DEMO, env=environment | {"PYTHONIOENCODING": encoding, "INTERLOCK_PORT": "8765"},
             stdin=subprocess.DEVNULL, capture_output=True, encoding=encoding, timeout=60, check=False,
@@ -97,7 +97,7 @@ def test_the_example_can_be_loaded_and_is_valid() -> None:
 
 
 def at_a_terminal(environment: dict[str, str], answer: str) -> tuple[str, int]:
-    """Play it on a pseudo-terminal and type the answer when it is asked for."""
+    """Play the demo on a pseudo-terminal and type the answer at its prompt."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         DEMO, env=environment | {"COLUMNS": "80", "TERM": "xterm-256color"}, stdin=theirs, stdout=theirs, stderr=theirs,
@@ -123,13 +123,8 @@ def at_a_terminal(environment: dict[str, str], answer: str) -> tuple[str, int]:
 
 
 def _take_terminal() -> None:
-    """Make the pseudo-terminal the controlling one, so that Ctrl-C is a signal, and one that is heard.
-
-    A shell has what it starts in the background ignore it, and that is passed on to all that is started from there.
-    """
+    """Make the pseudo-terminal the controlling one, so that Ctrl-C is a signal."""
     import fcntl
-    import signal
     import termios
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

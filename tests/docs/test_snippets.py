@@ -1,4 +1,4 @@
-"""The Python in the documents: what defines tools and flows can be put into a file as it is, and is loaded."""
+"""The documents' Python: code that defines tools and flows loads from a file unchanged."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / "guides" / f"{name}.md" for name in ("agents", "flows", "tools"))]
 _PIECE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Each as if it were alone: guides use the same names again.
+# Load each one separately: guides reuse names.
 _LOAD = """
 import json, sys
 from interlock.tools import load_tools, registry
@@ -45,4 +45,5 @@ def test_what_defines_tools_and_flows_can_be_loaded(tmp_path: Path) -> None:
         [["shop.refund"], []],
         [["shop.refund"], []],
         [["bank.login"], []],
+        [["ledger.post"], []],
     ]

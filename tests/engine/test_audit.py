@@ -1,4 +1,4 @@
-"""The audit chain over a real journal: nothing is missed, nothing is sealed twice, and every tampering is named."""
+"""The audit log over a real journal: it misses nothing, seals nothing twice, and names every tampered entry."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ class Ledger:
 
     async def seal(self, key: SigningKey = KEY, batch: int = 5000) -> int:
         total = 0
-        while sealed := await audit.seal(self.database, key, batch):
+        while sealed := await audit.link_entries(self.database, key, batch):
             total += sealed
         return total
 
@@ -63,7 +63,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def tampering(self) -> AsyncIterator[Any]:
-        """As the owner of the tables can."""
+        """Disable the triggers, as the owner of the tables can."""
         async with self.database.pool.acquire() as connection, connection.transaction():
             for table in ("entry", "seal", "checkpoint"):
                 await connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -114,10 +114,10 @@ async def test_entries_are_sealed_in_order_with_a_checkpoint_for_each_batch(ledg
     run = await ledger.add_run(3)
     await ledger.add(run, 1, 2)
     assert (await ledger.verify()).unsealed == 2
-    assert await audit.seal(ledger.database, KEY) == 2
-    assert await audit.seal(ledger.database, KEY) == 0
+    assert await audit.link_entries(ledger.database, KEY) == 2
+    assert await audit.link_entries(ledger.database, KEY) == 0
     await ledger.add(run, 3)
-    assert await audit.seal(ledger.database, KEY) == 1
+    assert await audit.link_entries(ledger.database, KEY) == 1
     rows = await ledger.sql("SELECT position, seq FROM seal ORDER BY position")
     assert [tuple(row) for row in rows] == [(1, 1), (2, 2), (3, 3)]
     assert [c.position for c in await ledger.checkpoints()] == [2, 3]
@@ -139,7 +139,7 @@ async def test_a_batch_takes_whole_statements_and_goes_on_where_it_stopped(ledge
     run = await ledger.add_run()
     for seq in range(1, 40, 3):
         await ledger.add(run, seq, seq + 1, seq + 2)
-    assert await audit.seal(ledger.database, KEY, batch=10) == 12
+    assert await audit.link_entries(ledger.database, KEY, batch=10) == 12
     assert await ledger.seal(batch=10) == 27
     assert await ledger.verify() == Verdict(39, 4)
 
@@ -150,7 +150,7 @@ async def test_what_commits_late_is_not_missed(ledger: Ledger) -> None:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(APPEND, ledger.tenant_id, [late], [1])
-        await ledger.add(early, 1)  # begun later, committed earlier
+        await ledger.add(early, 1)  # started later, committed earlier
         assert await ledger.seal() == 1
         await transaction.commit()
     assert await ledger.seal() == 1
@@ -167,7 +167,7 @@ async def test_what_is_rolled_back_leaves_nothing(ledger: Ledger) -> None:
 
 
 async def test_writers_and_sealers_at_the_same_time_miss_nothing_and_seal_nothing_twice(ledger: Ledger) -> None:
-    """Transactions of random length, some rolled back, under three sealers that get into each other's way."""
+    """Transactions of random length, some rolled back, while three sealers compete."""
     runs = [await ledger.add_run() for _ in range(12)]
     done = asyncio.Event()
 
@@ -187,7 +187,7 @@ async def test_writers_and_sealers_at_the_same_time_miss_nothing_and_seal_nothin
 
     async def keep_sealing() -> None:
         while not done.is_set():
-            await audit.seal(ledger.database, KEY, batch=25)
+            await audit.link_entries(ledger.database, KEY, batch=25)
             await asyncio.sleep(0)
 
     sealers = [asyncio.create_task(keep_sealing()) for _ in range(3)]
@@ -202,7 +202,7 @@ async def test_writers_and_sealers_at_the_same_time_miss_nothing_and_seal_nothin
     assert verdict.ok and (verdict.entries, verdict.unsealed) == (360, 0)
     [twice] = await ledger.sql("SELECT count(*) - count(DISTINCT (run_id, seq)) AS n FROM seal")
     assert twice["n"] == 0
-    assert verdict.checkpoints > 5  # they did run at the same time
+    assert verdict.checkpoints > 5  # the sealers did run at the same time
 
 
 async def test_a_run_of_the_engine_is_sealed_and_proven(ledger: Ledger, rig: Rig) -> None:
@@ -220,7 +220,7 @@ async def test_a_run_of_the_engine_is_sealed_and_proven(ledger: Ledger, rig: Rig
     proof = await audit.proof_of(ledger.database, rig.admin.tenant_id, run_id)
     assert proof.sealed and [row["position"] for row in proof.entries] == [1, 2, 3, 4]
     assert [c.position for c in proof.checkpoints] == [4]
-    # The database hashes the JSON columns; from their text it comes to the same.
+    # The database hashes the JSON columns; hashing their text gives the same result.
     texts = await ledger.database.fetch("journal_of", [run_id])
     assert journal_digest(proof.entries) == journal_digest(
         {**row, "tenant_id": rig.admin.tenant_id}
@@ -258,7 +258,7 @@ COLUMNS = {
     "token": "token + 1",
     "actor": "'system:tesu'",
     "data": "'{\"n\": 99}'",
-    "output": '\'{"deep": [1.00, "ö"]}\'',  # the same number, and not the same bytes
+    "output": '\'{"deep": [1.00, "ö"]}\'',  # the same number in different bytes
     "tenant_id": "'01976a2e-0000-7000-8000-000000000001'",
 }
 

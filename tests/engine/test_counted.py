@@ -1,4 +1,4 @@
-"""What metrics and logs say of transitions: all of them, whoever made them, and how long the states lasted."""
+"""Metrics and logs count every transition, from every source, and how long each state lasted."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def moved(machine: str, before: str, after: str) -> float:
 
 
 def lasted(machine: str, state: str) -> tuple[float, float]:
-    """How often somebody left the state, and after how long altogether."""
+    """Return how many transitions left the state, and the total time in it."""
     name, labels = f"interlock_{machine}_state_seconds", {"state": state}
     found = [metrics.registry.get_sample_value(f"{name}_{part}", labels) for part in ("count", "sum")]
     return found[0] or 0.0, found[1] or 0.0
@@ -140,7 +140,7 @@ async def test_at_level_debug_every_transition_of_a_run_is_logged_with_who_made_
 
     assert told(short) == ["pending running system", "running succeeded system"]
     assert told(run_id) == [
-        "pending waiting_approval system", "waiting_approval waiting_external system",
+        "pending waiting_approval system", "waiting_approval waiting_external approval",
         "waiting_external running system", "running succeeded system",
     ]  # fmt: skip
     assert told(canceled) == ["pending waiting_approval system", "waiting_approval canceled user"]

@@ -1,4 +1,4 @@
-"""Events from outside: before, with and after their wait, or never. One event, one step, and nobody is left waiting."""
+"""External events that arrive before, during or after their wait, or never: one event for one step, none missed."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from tests.rig import Hold, Rig
 
-from interlock.engine import events, outside
+from interlock.engine import external_events, run_commands
 from interlock.engine.principal import Principal
 from interlock.ids import uuid7
 from interlock.journal import encode
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 
 SETTLED = """
 name: settled
@@ -48,12 +48,14 @@ async def send(
     rig: Rig, about: str, payload: Any = None, *, type: str = "bank.settled", id: str | None = None,
     who: Principal | None = None,
 ) -> Any:  # fmt: skip
-    new = events.NewEvent(id or str(uuid7()), type, about, encode({} if payload is None else payload))
-    return await rig.database.command(lambda tx: events.send(tx, rig.database, rig.plans, who or rig.admin, new))
+    new = external_events.NewEvent(id or str(uuid7()), type, about, encode({} if payload is None else payload))
+    return await rig.database.run_in_transaction(
+        lambda tx: external_events.send(tx, rig.database, rig.plans, who or rig.admin, new)
+    )
 
 
 async def nobody_is_missed(rig: Rig) -> None:
-    """No event lies beside a step that waits for it; no wait is left of a step that does not wait."""
+    """No stored event matches a waiting step, and no subscription remains of a step that does not wait."""
     missed = await rig.sql(
         "SELECT e.id, w.run_id FROM outside_event e JOIN outside_wait w USING (tenant_id, type, correlation)"
         " WHERE e.consumed_at IS NULL AND (e.workspace_id IS NULL OR e.workspace_id = w.workspace_id)"
@@ -63,7 +65,7 @@ async def nobody_is_missed(rig: Rig) -> None:
         assert (await rig.run(wait["run_id"]))["step"][wait["step"]]["status"] == "waiting_external"
 
 
-# ---------------------------------------------------------------- one at a time
+# ---------------------------------------------------------------- a single event
 
 
 async def test_an_event_that_comes_after_its_wait_moves_the_run_at_once_and_without_a_worker(rig: Rig) -> None:
@@ -108,7 +110,7 @@ async def test_a_waiting_run_costs_one_row_and_no_lease(rig: Rig) -> None:
     run_id = await rig.start("after", {"charge": "ch_1"})
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
-        await asyncio.wait_for(worker.idle(), 10)  # we may hear of its write before the worker does
+        await asyncio.wait_for(worker.idle(), 10)  # the notification may precede the worker's own confirmation
         assert worker.drivers == {}
         assert len(await rig.sql("SELECT FROM outside_wait")) == 1
         [row] = await rig.sql("SELECT lease_worker, wake_at FROM run")
@@ -148,7 +150,7 @@ async def test_an_event_of_another_type_thing_tenant_or_workspace_never_matches(
     ):  # fmt: skip
         assert sent["run_id"] is None
     assert (await rig.run(run_id))["status"] == "waiting_external"
-    # Nor when it was there first.
+    # The same holds if the event arrived first.
     again = await rig.start("settled", {"charge": "ch_1"})
     assert (await rig.run(again))["status"] == "waiting_external"
 
@@ -232,7 +234,7 @@ async def test_a_kept_event_is_forgotten_when_its_time_is_over(rig: Rig) -> None
     rig.clock.advance(rig.settings.event_keep_seconds)
     run_id = await rig.start("settled", {"charge": "ch_1"})
     assert (await rig.run(run_id))["status"] == "waiting_external"
-    assert await events.forget_expired(rig.database) == 1
+    assert await external_events.forget_expired(rig.database) == 1
     assert await rig.sql("SELECT FROM outside_event") == []
 
 
@@ -302,7 +304,7 @@ async def test_an_event_in_the_inbox_of_a_worker_that_dies_is_not_lost(rig: Rig)
 
 
 async def _blocked(rig: Rig, statement: str) -> None:
-    """Until somebody stands at an advisory lock in this statement."""
+    """Wait until a session blocks on an advisory lock in this statement."""
     busy = "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE $1"
     async with asyncio.timeout(10):
         while not await rig.sql(busy, f"%/* {statement} */%"):
@@ -311,9 +313,9 @@ async def _blocked(rig: Rig, statement: str) -> None:
 
 async def test_who_keeps_an_event_is_seen_by_who_begins_to_wait_meanwhile(rig: Rig) -> None:
     await rig.apply(SETTLED)
-    new = events.NewEvent("a", "bank.settled", "ch_1", "{}")
+    new = external_events.NewEvent("a", "bank.settled", "ch_1", "{}")
     async with rig.database.transaction() as tx:
-        assert (await events.send(tx, rig.database, rig.plans, rig.admin, new))["run_id"] is None
+        assert (await external_events.send(tx, rig.database, rig.plans, rig.admin, new))["run_id"] is None
         starting = asyncio.create_task(rig.start("settled", {"charge": "ch_1"}))
         await _blocked(rig, "await_events")
     run = await rig.run(await starting)
@@ -324,17 +326,17 @@ async def test_who_keeps_an_event_is_seen_by_who_begins_to_wait_meanwhile(rig: R
 async def test_who_begins_to_wait_is_seen_by_who_sends_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.apply(SETTLED)
     begun, go = asyncio.Event(), asyncio.Event()
-    save = outside.save
+    save = run_commands.save
 
     async def hesitating(*args: Any) -> Any:
         begun.set()
         await go.wait()
         return await save(*args)
 
-    monkeypatch.setattr(outside, "save", hesitating)
+    monkeypatch.setattr(run_commands, "save", hesitating)
     starting = asyncio.create_task(rig.start("settled", {"charge": "ch_1"}))
     await begun.wait()
-    monkeypatch.setattr(outside, "save", save)
+    monkeypatch.setattr(run_commands, "save", save)
     sending = asyncio.create_task(send(rig, "ch_1"))
     await _blocked(rig, "lock_event")
     go.set()
@@ -344,7 +346,7 @@ async def test_who_begins_to_wait_is_seen_by_who_sends_meanwhile(rig: Rig, monke
 
 
 class Races:
-    """Many runs that each wait for one event, and who wins."""
+    """Many runs that each wait for one event, and the winner of each race."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -400,7 +402,7 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
     told = tools(rig)
     await rig.apply(AFTER_A_STEP)
     async with rig.worker(100):
-        # Each event is sent together with the start of its run: its wait begins while it is under way.
+        # Send each event together with the start of its run: the wait starts while the event is being delivered.
         pairs = [(rig.start("after", {"charge": f"ch_{n}"}), send(rig, f"ch_{n}", {"amount": n})) for n in range(count)]
         runs = (await _all(*(work for pair in pairs for work in pair)))[::2]
         await Races(rig).all_won(runs)
@@ -409,7 +411,9 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
 
 async def _time_out(rig: Rig, run_id: UUID) -> None:
     tenant = rig.admin.tenant_id
-    await rig.database.command(lambda tx: events.time_out(tx, rig.database, rig.plans, tenant, run_id, "paid"))
+    await rig.database.run_in_transaction(
+        lambda tx: external_events.time_out(tx, rig.database, rig.plans, tenant, run_id, "paid")
+    )
 
 
 @COUNTS
@@ -423,7 +427,7 @@ async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: i
     rig.clock.advance(3600)
     async with rig.worker(100):
         pairs = [(send(rig, f"ch_{n}", {"amount": n}), _time_out(rig, run_id)) for n, run_id in enumerate(runs)]
-        # Side by side, now the one a little ahead and now the other.
+        # Run both side by side, with alternating order.
         await _all(*(work for n, pair in enumerate(pairs) for work in (pair if n % 2 else pair[::-1])))
         ended = [await rig.until(run_id) for run_id in runs]
     assert await rig.sql("SELECT FROM outside_wait") == []

@@ -1,4 +1,4 @@
-"""Recovery as it is seen from outside: heartbeats, orphans, checkpoints, and where a run is taken up again."""
+"""Recovery as seen from outside: heartbeats, orphans, checkpoints, and where a run resumes."""
 
 import asyncio
 from typing import Any
@@ -10,11 +10,11 @@ from tests.rig import Hold, Rig
 from interlock import Context
 from interlock.lifecycle import StepState
 from interlock.telemetry import detail
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 
 
 async def killed_inside(rig: Rig, hold: Hold) -> None:
-    """A worker that dies in the middle of a step, and the sweep that notices."""
+    """Run a worker that dies in the middle of a step, and the sweep that notices."""
     task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
     await hold.inside()
     task.cancel()
@@ -79,10 +79,10 @@ async def test_a_step_says_whether_it_would_be_done_again(rig: Rig) -> None:
         ctx.cost(0.1, model="m", input_tokens=12, output_tokens=3)
         ctx.cost(0.1, model="m", input_tokens=1)
 
-    @rig.tool("t.safe", writes=True, idempotent=True)
+    @rig.tool("t.safe", writes=True, risk="low", idempotent=True)
     async def safe() -> None: ...
 
-    @rig.tool("t.once", writes=True)
+    @rig.tool("t.once", writes=True, risk="low")
     async def once() -> None: ...
 
     await rig.apply(
@@ -100,10 +100,11 @@ async def test_a_step_says_whether_it_would_be_done_again(rig: Rig) -> None:
     assert [e["data"]["step_key"] for e in events if e["data"].get("resumable")] == ["a", "b", "c"]
 
 
-async def test_what_nobody_could_resume_says_so_with_its_code(rig: Rig) -> None:
+@pytest.mark.parametrize("answer", ["rejected", "expired"])
+async def test_what_nobody_could_resume_says_so_with_its_code(rig: Rig, answer: str) -> None:
     hold = Hold()
 
-    @rig.tool("t.once", writes=True)
+    @rig.tool("t.once", writes=True, risk="low")
     async def once() -> None:
         await hold()
 
@@ -111,9 +112,16 @@ async def test_what_nobody_could_resume_says_so_with_its_code(rig: Rig) -> None:
     run_id = await rig.start("w")
     await killed_inside(rig, hold)
     await rig.work_until(run_id, "waiting_approval")
-    await rig.decide(run_id, approves=False, who=await rig.person("ann", "approver"))
+    if answer == "rejected":
+        await rig.decide(run_id, approves=False, who=await rig.person("ann", "approver"))
+    else:
+        rig.clock.advance(31 * 86400)
+        await rig.sweep()
     run = await rig.run(run_id)
-    assert (run["status"], run["reason"], run["error"]["code"]) == ("failed", "resume_failed", "RUN_RESUME_FAILED")
+    reason = {"rejected": "resume_failed", "expired": "approval_expired"}[answer]
+    assert (run["status"], run["reason"], run["error"]["code"]) == ("failed", reason, "RUN_RESUME_FAILED")
+    found_out = {"rejected": "nobody could find out", "expired": "nobody found out in time"}[answer]
+    assert run["error"]["message"] == f"{found_out} whether the interrupted effect happened"
 
 
 async def test_at_level_debug_every_transition_and_checkpoint_is_logged(

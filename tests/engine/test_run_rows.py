@@ -1,13 +1,15 @@
-"""Every row of the run table that the engine can produce, one test a row.
+"""Every row of the run table that the engine can produce, one test per row.
 
-Three rows have no test here, since nothing produces them yet: waiting_external goes back to running before it can
-succeed or hold, and only a run that a worker holds goes through canceling.
+Three rows have no test here, because nothing produces them yet: waiting_external returns to running before it can
+succeed or hold, and only a run that a worker holds enters canceling.
 """
 
+import pytest
 from tests.rig import Hold, Rig
 
 from interlock import Terminal
 from interlock.engine import runs
+from interlock.errors import Conflict
 from interlock.store.pool import Tx
 
 TOOL = """
@@ -145,7 +147,7 @@ async def test_pending_is_canceled_at_once(rig: Rig) -> None:
 
 
 async def test_a_run_whose_only_gate_is_not_wanted_starts_and_succeeds(rig: Rig) -> None:
-    """Pending has no way to succeeded but through running."""
+    """Pending reaches succeeded only through running."""
     await rig.apply("{name: idle, steps: [{id: ask, approval: {}, when: 'input.big'}]}")
     run_id = await rig.start("idle", {"big": False})
     assert (await rig.run(run_id))["status"] == "pending"
@@ -276,7 +278,7 @@ async def test_waiting_approval_parks_when_only_a_wait_is_left(rig: Rig) -> None
 
 
 async def test_a_timer_beside_a_gate_leaves_the_gate_open(rig: Rig) -> None:
-    """The timer resumes the run; with only the gate left a worker holds it again."""
+    """The timer resumes the run; with only the gate left, a worker holds it again."""
     await rig.apply(GATE_BESIDE_WAIT)
     rig.clock.freeze()
     run_id = await rig.start("gate-beside-wait")
@@ -405,7 +407,7 @@ async def test_waiting_external_is_canceled_at_once(rig: Rig) -> None:
 
 
 async def test_canceling_fails_when_the_deadline_had_passed_before(rig: Rig) -> None:
-    """Both words reach the holder together; the one that was first decides how the run ends."""
+    """Both commands reach the holder together; the earlier decision determines how the run ends."""
     hold = holding(rig)
     await rig.apply(TOOL)
     rig.clock.freeze()
@@ -418,7 +420,7 @@ async def test_canceling_fails_when_the_deadline_had_passed_before(rig: Rig) -> 
             await runs.time_out(tx, rig.database, rig.plans, rig.admin.tenant_id, run_id)
             await runs.cancel(tx, rig.database, rig.plans, rig.admin, run_id)
 
-        await rig.database.command(both)
+        await rig.database.run_in_transaction(both)
         run = await rig.until(run_id, "failed")
     assert (run["status"], run["reason"]) == ("failed", "timed_out")
     assert (await rig.journal(run_id))[-2:] == [
@@ -431,7 +433,7 @@ async def test_canceling_fails_when_the_deadline_had_passed_before(rig: Rig) -> 
 
 
 async def test_an_ended_run_is_never_moved_again(rig: Rig) -> None:
-    """Deadlines, timers, approvals and cancels that come late change nothing."""
+    """Late deadlines, timers, approvals and cancels change nothing."""
     await rig.apply(GATE_THEN_TOOL)
     rig.clock.freeze()
     run_id = await rig.start("gate-then-tool", deadline_seconds=60)
@@ -439,6 +441,7 @@ async def test_an_ended_run_is_never_moved_again(rig: Rig) -> None:
     before = await rig.journal(run_id)
     rig.clock.advance(7200)
     await rig.sweep()
-    await rig.approve(run_id)
+    with pytest.raises(Conflict):
+        await rig.approve(run_id)
     await rig.cancel(run_id)
     assert await rig.journal(run_id) == before

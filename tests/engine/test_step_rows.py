@@ -1,4 +1,4 @@
-"""Every row of the step table that the engine can produce, one test a row."""
+"""Every row of the step table that the engine can produce, one test per row."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ import pytest
 from tests.rig import Hold, Rig
 
 from interlock import Context, Retryable, Terminal
-from interlock.worker import loop, settle, threads
+from interlock.worker import step_recorder, thread_runner, worker
 
 
 def workflow(*steps: str, **top: str) -> str:
@@ -35,7 +35,7 @@ def lines(journal: list[str], key: str) -> list[str]:
 
 
 async def test_claim_is_journaled_by_itself_when_a_step_takes_long(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_SLOW_STEP_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
     hold = Hold()
 
     @rig.tool("t.hold")
@@ -103,7 +103,7 @@ async def test_a_step_is_skipped_when_its_condition_is_false(rig: Rig) -> None:
     await rig.apply(workflow("{id: a, tool: t.echo, when: 'input.n > 10', input: {value: a}}", "{id: b, tool: t.echo}"))
     run = await rig.work_until(await rig.start("w", {"n": 3}))
     assert lines(await rig.journal(run["id"]), "a") == ["pending -skip-> skipped"]
-    # In a plain list what comes later goes on; only `needs` passes a skip on.
+    # In a plain list the next step continues; only `needs` passes a skip on.
     assert (run["status"], seen, run["step"]["b"]["status"]) == ("succeeded", [""], "succeeded")
 
 
@@ -163,7 +163,7 @@ async def test_success_stores_output_and_cost_together(rig: Rig) -> None:
 
 
 async def test_a_retryable_error_waits_two_to_the_n_times_the_base(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle.random, "random", lambda: 0.5)  # no jitter
+    monkeypatch.setattr(step_recorder.random, "random", lambda: 0.5)  # no jitter
     attempts: list[int] = []
 
     @rig.tool("t.flaky")
@@ -198,7 +198,7 @@ async def test_a_retryable_error_waits_two_to_the_n_times_the_base(rig: Rig, mon
 
 
 async def test_a_backoff_list_says_each_delay(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle.random, "random", lambda: 0.5)
+    monkeypatch.setattr(step_recorder.random, "random", lambda: 0.5)
 
     @rig.tool("t.flaky")
     async def flaky() -> None:
@@ -329,7 +329,7 @@ async def test_a_step_that_loses_its_worker_again_and_again_fails_as_orphaned(ri
     )
     for _ in range(rig.settings.max_reclaims + 1):
         _, [claimed] = await rig.claim_by_hand()
-        if claimed["lost"]:  # what a driver writes first of all, before it is lost too
+        if claimed["lost"]:  # a driver's first write, before the driver is lost too
             await rig.sql("UPDATE run SET seq = seq + 1")
             await rig.sql(entries)
         rig.clock.advance(6)
@@ -359,7 +359,7 @@ async def test_a_running_step_is_canceled_when_it_was_interrupted(rig: Rig) -> N
 async def test_a_plain_function_hears_of_a_cancel_at_its_next_heartbeat(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(thread_runner, "_THREAD_GRACE_SECONDS", 20.0)
     entered, stopped = threading.Event(), threading.Event()
 
     @rig.tool("t.grind")
@@ -437,7 +437,7 @@ async def test_an_expired_gate_ends_like_a_refused_one(rig: Rig, on_reject: str,
     await rig.apply(workflow(*GATE, on_reject=on_reject))
     rig.clock.freeze()
     run_id = await rig.start("w")
-    rig.clock.advance(8 * 3600)  # what a gate of tier med is given
+    rig.clock.advance(8 * 3600)  # the time limit of a gate of tier med
     await rig.sweep()
     run = await rig.run(run_id)
     assert (run["status"], run["reason"]) == (status, reason)

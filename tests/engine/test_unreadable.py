@@ -1,4 +1,4 @@
-"""A run that cannot be read, say because an upgrade no longer accepts its definition, ends by itself and alone."""
+"""A run that cannot be read, for example because an upgrade rejects its definition, ends alone."""
 
 import asyncio
 from typing import Any
@@ -8,10 +8,10 @@ from tests.rig import Rig
 from tests.supervised.conftest import until
 
 from interlock.engine import jobs, leases, schedules
-from interlock.engine.jobs import NewJob
-from interlock.engine.outside import give_up
+from interlock.engine.jobs import JobRequest
+from interlock.engine.run_commands import fail_unreadable
 from interlock.ids import uuid7
-from interlock.worker import drive
+from interlock.worker import run_driver
 
 LIST = "{name: list, steps: [{id: a, tool: t.echo, input: {value: 1}}]}"
 GOOD = "{name: good, steps: [{id: a, tool: t.echo, input: {value: 2}}]}"
@@ -21,7 +21,7 @@ WHY = "list version 1 cannot be read by this version of Interlock; apply it anew
 
 @pytest.fixture(autouse=True)
 def _few_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "_MOST_READERS", 1)
+    monkeypatch.setattr(run_driver, "_MOST_READERS", 1)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def rig(rig: Rig) -> Rig:
 
 
 async def spoil(rig: Rig, workflow: str) -> None:
-    """As if an upgrade had come between: what was accepted is not any more, and nobody remembers it."""
+    """Simulate an upgrade that rejects a previously accepted definition, with empty caches."""
     source = '{"name": "list", "steps": [{"id": "a", "tool": "t.echo", "when": 1}]}'
     await rig.sql("UPDATE workflow SET source = $2::text::jsonb WHERE name = $1", workflow, source)
     rig.plans._plans.clear()
@@ -66,7 +66,7 @@ async def test_who_can_read_it_goes_on_with_it(rig: Rig, monkeypatch: pytest.Mon
     run_id = await rig.start("list")
     (source,) = await rig.sql("SELECT source FROM workflow")
     await spoil(rig, "list")
-    monkeypatch.setattr(drive, "_MOST_READERS", 1000)
+    monkeypatch.setattr(run_driver, "_MOST_READERS", 1000)
     given_back, times = asyncio.Event(), 0
     hand_back = leases.hand_back
 
@@ -163,7 +163,9 @@ async def test_who_gives_it_up_changes_nothing_if_another_holds_it_by_then(rig: 
     run_id = await rig.start("list")
     await spoil(rig, "list")
     _, [row] = await rig.claim_by_hand()
-    await rig.database.command(lambda tx: give_up(tx, rig.database, row, "worker:other", "it cannot be read"))
+    await rig.database.run_in_transaction(
+        lambda tx: fail_unreadable(tx, rig.database, row, "worker:other", "it cannot be read")
+    )
     [run] = await rig.sql("SELECT status, lease_worker IS NOT NULL AS held FROM run WHERE id = $1", run_id)
     assert tuple(run) == ("running", True)
     assert (await rig.journal(run_id))[-1] == "run: pending -start-> running"
@@ -180,7 +182,7 @@ async def test_a_run_that_is_handed_back_keeps_its_place_under_the_cap(rig: Rig)
 
 
 async def test_who_hands_it_back_too_late_takes_it_from_nobody(rig: Rig) -> None:
-    """It was given away while its holder waited for the lane: what they saw of it before is not so any more."""
+    """Another worker got the run while its old holder waited for the lane lock, so the old holder's view is stale."""
     await rig.apply(LIST)
     run_id = await rig.start("list")
     me, [row] = await rig.claim_by_hand()
@@ -213,8 +215,8 @@ async def test_a_job_of_it_fails_and_others_begin(rig: Rig) -> None:
     await rig.apply(GOOD)
 
     async def submitted(workflow: str) -> Any:
-        new = await jobs.prepare(rig.plans, rig.admin, NewJob(uuid7(), "a job", workflow, [{}]))
-        return (await rig.database.command(lambda tx: jobs.submit(tx, rig.database, rig.admin, new)))["id"]
+        new = await jobs.prepare(rig.plans, rig.admin, JobRequest(uuid7(), "a job", workflow, [{}]))
+        return (await rig.database.run_in_transaction(lambda tx: jobs.submit(tx, rig.database, rig.admin, new)))["id"]
 
     bad, good = await submitted("list"), await submitted("good")
     await spoil(rig, "list")
@@ -244,7 +246,7 @@ async def test_a_schedule_of_it_goes_on_and_its_runs_say_why_they_fail(rig: Rig)
 async def test_its_workflows_cap_holds_though_whoever_starts_it_cannot_read_that_it_has_one(
     rig: Rig, caps: str, room: int
 ) -> None:
-    """Others may be able to read it, and would do all of them at once."""
+    """Other workers may be able to read it, and would run all of them at once."""
     await rig.apply(LIST.replace("steps", f"caps: {caps}, steps"))
     body = {"name": "often", "cron": "* * * * *", "workflow": "list", "missed": "all"}
     assert (await rig.http().post("/api/schedules", json=body)).status_code == 201

@@ -1,6 +1,6 @@
-"""A flow for workers in processes of their own, each of which is killed, really, at the step DOOMED_STEP names.
+"""A flow for workers in separate processes. A real SIGKILL ends each worker at the step DOOMED_STEP.
 
-What its steps do to the world is a line in the file DOOMED_LEDGER, which outlives the processes.
+Each effect of its steps is a line in the file DOOMED_LEDGER, which outlives the processes.
 """
 
 import os
@@ -27,12 +27,12 @@ def _write(line: str) -> None:
 
 
 def dies_inside(n: int) -> bool:
-    """Every fourth is killed after it did its work; the others before, which is after the step before them."""
+    """A quarter of the workers die after the step's work; the others die before it, after the preceding step."""
     return n % 4 == 0
 
 
 def stock(shelf: Registry) -> None:
-    @tool("doomed.step", writes=True, idempotent=True, register=shelf)
+    @tool("doomed.step", writes=True, risk="low", idempotent=True, register=shelf)
     async def step(n: int) -> int:
         doomed = os.environ.get("DOOMED_STEP") == str(n)
         if doomed and not dies_inside(n):

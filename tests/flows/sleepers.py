@@ -1,4 +1,4 @@
-"""A flow that sleeps, for a worker in a process of its own."""
+"""A flow that sleeps, for a worker in a separate process."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A flow that was changed under its runs: they go on with the version they began with, or say what does not fit."""
+"""A flow that changed under its runs: they continue with the version they started with, or report what does not fit."""
 
 import contextlib
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from interlock import FlowContext
-from interlock.engine import children, leases
+from interlock.engine import child_runs, leases
 from interlock.errors import Invalid
 from interlock.flows.registry import version_of
 from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.tools import Registry, flow
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 from tests.rig import Hold, Rig
 from tests.supervised.conftest import until
 
@@ -26,13 +26,13 @@ def tools(rig: Rig) -> None:
     async def other(x: Any = None) -> Any:
         return x
 
-    @rig.tool("t.write", writes=True)
+    @rig.tool("t.write", writes=True, risk="low")
     async def write(amount: int, note: str = "") -> Any:
         return amount
 
 
 def deploy(rig: Rig, function: Any, name: str = "f", **options: Any) -> None:
-    """Another process with other code: what was there is gone."""
+    """Simulate another process with new code: the earlier definitions are gone."""
     rig.tools.flows.__init__()  # type: ignore[misc]
     rig.flow(name, **options)(function)
 
@@ -67,7 +67,7 @@ async def _no_value(ctx: FlowContext) -> Any:
 
 
 async def _a_value_for_a_call(ctx: FlowContext) -> Any:
-    with contextlib.suppress(Exception):  # which is not for the flow to decide
+    with contextlib.suppress(Exception):  # the flow does not decide about this
         ctx.now()
 
 
@@ -110,7 +110,7 @@ async def test_a_changed_flow_stops_and_names_the_step(rig: Rig, changed: Any, s
     await rig.approve(run_id)
     run = await rig.work_until(run_id)
     assert (run["status"], run["reason"]) == ("failed", "resume_failed")
-    assert (run["error"]["code"], run["error"]["step"]) == ("FLOW_CHANGED", step)
+    assert (run["error"]["code"], run["error"]["step"]) == ("NONDETERMINISM", step)
     assert says in run["error"]["message"], run["error"]
 
 
@@ -178,7 +178,7 @@ async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_th
     async with rig.worker():
         for run_id in waiting:
             await rig.until(run_id, "waiting_external")
-    await children.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5)
+    await child_runs.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5)
     assert [(await rig.run(run_id))["status"] for run_id in waiting] == ["running"] * 3
     [(ready,)] = await rig.sql("SELECT count(*) FROM ready")
     [(held,)] = await rig.sql("SELECT count(*) FROM held_back")
@@ -196,7 +196,7 @@ RESUMED = "run: waiting_external -resume-> running"
 
 @pytest.mark.parametrize("lacks", ["label", "tenant", "room", "leave"])
 async def test_a_worker_that_cannot_take_a_run_does_not_wake_it_for_its_version(rig: Rig, lacks: str) -> None:
-    """Another that can take it and has not the version would put it back, and so on for ever."""
+    """A second worker that can run it but lacks the version would put it back, in an endless loop."""
     deploy(rig, first)
     run_id = await rig.start("f")
     deploy(rig, second)

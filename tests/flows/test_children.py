@@ -1,4 +1,4 @@
-"""Runs that start runs: the child's end is the step's, the parent's end is the child's."""
+"""Runs that start runs: the child's end settles the parent's step, and the parent's end ends the child."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from interlock import Context, FlowContext, StepFailed, Terminal
-from interlock.engine import children
+from interlock.engine import child_runs
 from tests.flows.test_crash import Steps
 from tests.governed.conftest import lose
 from tests.rig import Hold, Rig
@@ -131,14 +131,14 @@ async def test_a_tree_of_fifty_runs_in_flight_is_stopped_from_its_root(rig: Rig)
                 await held.inside()
             await rig.cancel(root)
             while await rig.sql("SELECT FROM run WHERE completed_at IS NULL"):
-                await children.deliver(rig.database, rig.plans)
+                await child_runs.deliver(rig.database, rig.plans)
                 await asyncio.sleep(0)
         await worker.idle()
     ended = await rig.sql("SELECT status, reason, count(*) FROM run GROUP BY 1, 2 ORDER BY 3")
     counted = {(row["status"], row["reason"]): row["count"] for row in ended}
     assert counted == {("canceled", "canceled_by_user"): 1, ("canceled", "canceled_by_parent"): 49}
     assert held.interrupted
-    await children.deliver(rig.database, rig.plans)
+    await child_runs.deliver(rig.database, rig.plans)
     assert await rig.sql("SELECT FROM errand") == []
 
 
@@ -185,7 +185,7 @@ async def test_a_worker_that_dies_around_the_start_of_a_child_starts_one(rig: Ri
 
 
 async def test_the_word_of_a_childs_end_is_not_lost_with_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is left to run the errand: the next sweep does."""
+    """No worker remains to deliver the message: the next sweep delivers it."""
     ended = asyncio.Event()
 
     @rig.flow("parent")
@@ -196,7 +196,7 @@ async def test_the_word_of_a_childs_end_is_not_lost_with_the_worker(rig: Rig, mo
     async def child(ctx: FlowContext) -> Any:
         return "grown"
 
-    from interlock.worker.loop import Worker
+    from interlock.worker.worker import Worker
 
     monkeypatch.setattr(Worker, "run_errands", lambda self: ended.set())
     run_id = await rig.start("parent")
@@ -250,15 +250,15 @@ async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: 
 
 
 async def test_the_child_of_a_retried_parent_does_no_effect_a_second_time(rig: Rig) -> None:
-    """It is another run. What the first one did, or may have done, is the same effect all the same."""
+    """The retry is another run, but the effect that the first run made, or may have made, is the same effect."""
     done: list[str] = []
 
-    @rig.tool("bank.pay", writes=True)
+    @rig.tool("bank.pay", writes=True, risk="low")
     async def pay(ctx: Context, to: str) -> str:
         done.append(to)
         return "paid"
 
-    @rig.tool("bank.tell", writes=True, idempotent=True)
+    @rig.tool("bank.tell", writes=True, risk="low", idempotent=True)
     async def tell(ctx: Context) -> str:
         done.append(ctx.idempotency_key)
         if len(done) < 3:
@@ -443,10 +443,10 @@ async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Ri
         await rig.until(made["id"], "waiting_external")
         await (rig.approve(run_id) if how == "fails" else rig.cancel(run_id))
         await undoing.inside()
-        await children.deliver(rig.database, rig.plans)  # or the worker does so itself at this moment
+        await child_runs.deliver(rig.database, rig.plans)  # or the worker delivers it at this moment
         assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
         undoing.release.set()
         run = await rig.until(run_id, "x")
     assert (run["status"], run["step"]["sub"]["status"]) == ("failed" if how == "fails" else "canceled", "canceled")
-    await children.deliver(rig.database, rig.plans)
+    await child_runs.deliver(rig.database, rig.plans)
     assert await rig.sql("SELECT FROM errand") == []

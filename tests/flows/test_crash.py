@@ -1,4 +1,4 @@
-"""A flow comes back from any crash where it was, and does nothing twice that may not be."""
+"""A flow resumes after any crash at the same step, and repeats no unrepeatable step."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ import pytest
 from interlock import Context, FlowContext
 from interlock.lifecycle import RunState
 from interlock.settings import Settings
-from interlock.worker.drive import Driver
-from interlock.worker.loop import Worker
+from interlock.worker.run_driver import Driver
+from interlock.worker.worker import Worker
 from tests.governed.conftest import lose
 from tests.rig import Rig
 
 
 class Steps:
-    """Tools that stay inside for ever, once, where they are told to; and what they did before and after that."""
+    """Tools that block for ever, once, at the configured steps; and their calls before and after."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -31,7 +31,7 @@ class Steps:
         async def read(n: int) -> int:
             return await self.body(n)
 
-        @rig.tool("t.write", writes=True, idempotent=True)
+        @rig.tool("t.write", writes=True, risk="low", idempotent=True)
         async def write(n: int) -> int:
             return await self.body(n)
 
@@ -46,7 +46,7 @@ class Steps:
         return n
 
     async def die_in(self, *steps: int) -> None:
-        """A worker that is killed in the bodies of these steps, and whose death the others notice."""
+        """Run a worker that is killed inside these steps, and the sweep that notices."""
         self.stuck.update(steps)
         self.inside.clear()
         worker = Worker(self.rig.database, self.rig.settings, tools=self.rig.tools, capacity=2)
@@ -77,7 +77,7 @@ async def test_a_flow_whose_worker_dies_at_every_step_does_each_of_them(rig: Rig
 
 
 async def test_what_was_begun_side_by_side_is_taken_up_by_branch(rig: Rig) -> None:
-    """Branches that finish in one order and are run again in another find their own steps."""
+    """Branches that finish in one order and replay in another find their own steps."""
     steps = Steps(rig)
 
     @rig.flow("branches")
@@ -96,7 +96,7 @@ async def test_what_was_begun_side_by_side_is_taken_up_by_branch(rig: Rig) -> No
 
 
 async def test_the_two_hundredth_step_is_resumed_in_less_than_50_ms(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From taking the run up to calling the tool, its journal being read from the database."""
+    """From claiming the run to calling the tool, with the journal read from the database."""
     steps = Steps(rig)
     took: list[float] = []
     began: dict[UUID, float] = {}

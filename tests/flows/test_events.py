@@ -1,10 +1,10 @@
-"""A flow that waits for an event from outside: one that came before, one that comes, and one that does not."""
+"""A flow that waits for an external event: one that came before, one that comes later, and one that never comes."""
 
 from typing import Any
 
 import pytest
 
-from interlock import EventMissed, FlowContext
+from interlock import EventTimeout, FlowContext
 from tests.rig import Rig
 
 
@@ -13,7 +13,7 @@ def settled(rig: Rig) -> None:
     async def settled(ctx: FlowContext, input: dict[str, Any]) -> Any:
         try:
             paid = await ctx.wait(event="bank.settled", correlation=input["charge"], timeout="1h")
-        except EventMissed as missed:
+        except EventTimeout as missed:
             return {"missed": missed.step, "reason": missed.reason}
         await ctx.sleep("0s")
         return paid
@@ -92,5 +92,5 @@ async def test_what_cannot_be_waited_for_is_refused_where_it_is_asked(rig: Rig, 
         await ctx.wait(**asked)
 
     run = await rig.work_until(await rig.start("odd"))
-    assert (run["status"], run["error"]["type"]) == ("failed", "FlowMisused")
+    assert (run["status"], run["error"]["type"]) == ("failed", "FlowUsageError")
     assert why in run["error"]["message"]

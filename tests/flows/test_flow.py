@@ -25,7 +25,7 @@ def calls(rig: Rig) -> list[str]:
         seen.append(f"{ctx.step}={x}")
         raise Terminal(f"no {x}")
 
-    @rig.tool("t.write", writes=True)
+    @rig.tool("t.write", writes=True, risk="low")
     async def write(ctx: Context, x: Any = None) -> Any:
         seen.append(f"{ctx.step}={x}")
         return {"wrote": x}
@@ -235,7 +235,7 @@ async def _failing(rig: Rig, body: Any) -> dict[str, Any]:
 
 
 async def test_what_a_tool_returned_is_the_same_when_the_flow_is_run_again(rig: Rig, calls: list[str]) -> None:
-    """Also where the database writes it in another way: the order of keys, large numbers, minus zero."""
+    """This also holds where the database writes the value differently: key order, large numbers, minus zero."""
     numbers = [1e16, -1e16, 1.2345678901234568e17, 1e19, -1e19, 1e20, 1.0, -0.0, 1e-7, 1e308, 2**63, 2**64 - 1]
 
     @rig.tool("t.stock")
@@ -275,14 +275,14 @@ async def test_awaiting_what_is_no_step_is_refused_and_says_what_to_do(rig: Rig)
         await asyncio.sleep(1)
 
     error = await _failing(rig, body)
-    assert error["type"] == "FlowMisused" and "ctx.sleep instead of asyncio.sleep" in error["message"]
+    assert error["type"] == "FlowUsageError" and "ctx.sleep instead of asyncio.sleep" in error["message"]
 
 
 async def test_giving_way_to_the_loop_is_refused_too(rig: Rig) -> None:
     async def body(ctx: FlowContext) -> None:
         await asyncio.sleep(0)
 
-    assert (await _failing(rig, body))["type"] == "FlowMisused"
+    assert (await _failing(rig, body))["type"] == "FlowUsageError"
 
 
 async def test_a_call_that_nobody_awaits_is_an_error_and_not_silence(rig: Rig, calls: list[str]) -> None:
@@ -302,7 +302,7 @@ async def test_asking_from_a_task_of_its_own_is_refused(rig: Rig, calls: list[st
         return await asyncio.create_task(inner())
 
     error = await _failing(rig, body)
-    assert error["type"] == "FlowMisused" and "ctx.gather instead of asyncio.gather" in error["message"]
+    assert error["type"] == "FlowUsageError" and "ctx.gather instead of asyncio.gather" in error["message"]
     await asyncio.sleep(0)
     assert calls == []
 
@@ -326,7 +326,7 @@ async def test_a_wrong_call_says_what_would_be_right(rig: Rig, ask: Any, says: s
         await ask(ctx)
 
     error = await _failing(rig, body)
-    assert error["type"] == "FlowMisused" and says in error["message"]
+    assert error["type"] == "FlowUsageError" and says in error["message"]
 
 
 async def test_a_result_that_cannot_be_kept_fails_the_run(rig: Rig) -> None:

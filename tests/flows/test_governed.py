@@ -24,12 +24,12 @@ POLICY = """
 async def paid(rig: Rig, shop: Shop) -> list[Any]:  # noqa: F811
     done: list[Any] = []
 
-    @rig.tool("bank.pay", writes=True, undo="bank.take_back")
+    @rig.tool("bank.pay", writes=True, risk="low", undo="bank.take_back")
     async def pay(amount: int, note: str = "") -> dict[str, Any]:
         done.append((amount, note))
         return {"id": f"p{len(done)}"}
 
-    @rig.tool("bank.take_back", writes=True)
+    @rig.tool("bank.take_back", writes=True, risk="low")
     async def take_back(id: str, amount: int) -> None:
         done.append(("back", id, amount))
 
@@ -69,7 +69,9 @@ async def test_an_edited_action_of_a_flow_is_what_is_done(rig: Rig, shop: Shop, 
     question = await shop.held(run_id)
     edited = await approver.approve(question["id"], patch={"amount": 400})
     assert edited[0] == 200, edited
-    assert (await (await shop.person("another")).approve((await shop.question(run_id))["id"]))[0] == 200
+    changed = await shop.question(run_id)
+    another = await shop.person("another")
+    assert (await another.approve(changed["id"], digest=changed["action"]["digest"]))[0] == 200
     run = await shop.ended(run_id)
     assert (run["status"], paid) == ("succeeded", [(400, "${not.an.expression}")]), run["error"]
 
@@ -84,7 +86,7 @@ async def test_an_effect_of_a_flow_can_be_undone(rig: Rig, shop: Shop, paid: lis
     assert paid[-1] == ("back", "p1", 50)
 
 
-@pytest.mark.parametrize("ending", ["too large", "in doubt", "canceled"])
+@pytest.mark.parametrize("ending", ["in doubt", "canceled"])
 async def test_a_retry_does_not_repeat_what_happened_though_its_step_did_not_succeed(
     ending: str,
     rig: Rig,
@@ -92,15 +94,14 @@ async def test_a_retry_does_not_repeat_what_happened_though_its_step_did_not_suc
 ) -> None:
     began = asyncio.Event()
 
-    @rig.tool("bank.send", writes=True)
+    @rig.tool("bank.send", writes=True, risk="low")
     async def send() -> str:
         shop.done.append("sent")
         began.set()
         if ending == "in doubt":
             raise ConnectionResetError("gone")
-        if ending == "canceled":
-            await asyncio.Event().wait()
-        return "x" * 2_000_000
+        await asyncio.Event().wait()
+        raise AssertionError
 
     @rig.flow("send")
     async def flow(ctx: FlowContext) -> Any:
@@ -124,23 +125,22 @@ async def test_a_retry_does_not_repeat_what_happened_though_its_step_did_not_suc
     status, again = await shop.admin.post(f"/api/runs/{run_id}/retry")
     assert status == 201, again
     run = await shop.ended(UUID(again["id"]))
-    known = None if ending == "too large" else {"id": "s1"}
-    assert (run["status"], run["result"], shop.done) == ("succeeded", [known], ["sent"]), run["error"]
+    assert (run["status"], run["result"], shop.done) == ("succeeded", [{"id": "s1"}], ["sent"]), run["error"]
 
 
 async def test_what_another_run_did_and_was_undone_since_is_not_taken_over_by_the_retry_of_a_retry(
     rig: Rig,
     shop: Shop,  # noqa: F811
 ) -> None:
-    @rig.tool("room.cancel", writes=True)
+    @rig.tool("room.cancel", writes=True, risk="low")
     async def cancel(room: str) -> None: ...
 
-    @rig.tool("room.reserve", writes=True, key="room:{room}", undo="room.cancel")
+    @rig.tool("room.reserve", writes=True, risk="low", key="room:{room}", undo="room.cancel")
     async def reserve(room: str) -> dict[str, str]:
         shop.done.append(room)
         return {"room": room}
 
-    @rig.tool("car.rent", writes=True)
+    @rig.tool("car.rent", writes=True, risk="low")
     async def rent() -> None:
         raise Terminal("none left")
 
@@ -169,7 +169,7 @@ async def test_what_another_run_did_and_was_undone_since_is_not_taken_over_by_th
 async def test_no_secret_of_a_flow_is_written_down(rig: Rig, shop: Shop) -> None:  # noqa: F811
     seen: list[str] = []
 
-    @rig.tool("vault.use", writes=True)
+    @rig.tool("vault.use", writes=True, risk="low")
     async def use(ctx: Context, token: str, pin: Annotated[str, Secret], plain: str) -> str:
         seen.append(f"{token} {pin} {plain}")
         return "done"
@@ -179,7 +179,7 @@ async def test_no_secret_of_a_flow_is_written_down(rig: Rig, shop: Shop) -> None
         await ctx.approve("first", tier="low")
         return await ctx.call("vault.use", token=ctx.secret("api", "Bearer {}"), pin="4711-pin", plain="seen")
 
-    stored = await rig.http().put("/api/secrets/api", json={"value": "hush-hush"})
+    stored = await rig.http().put("/api/secrets/api", json={"value": "hush-hush", "tools": ["*"]})
     assert stored.status_code in (200, 201), stored.text
     run_id = await rig.start("secretive")
     await rig.work_until(run_id, "waiting_approval")

@@ -1,4 +1,4 @@
-"""Worker processes killed with SIGKILL, one after the other, under one flow of two hundred steps."""
+"""SIGKILL ends worker processes, one after the other, under one flow of two hundred steps."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixed_time import machine_time as _fixed_time  # noqa: F401
 from tests.flows import doomed
 from tests.rig import Rig
 

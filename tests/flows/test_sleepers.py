@@ -1,4 +1,4 @@
-"""A hundred thousand flows asleep: the worker is as it was with none."""
+"""A hundred thousand sleeping flows cost a worker nothing."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.processes import start_runs, until
+from tests.fixed_time import machine_time as _fixed_time  # noqa: F401
 from tests.flows import sleepers
 from tests.rig import Rig
 
@@ -21,7 +22,7 @@ def _read(path: str) -> str:
 
 
 async def _idle(pid: int, seconds: float = 10) -> tuple[float, float]:
-    """Megabytes that a process has, and the share of a core that it takes while nothing happens."""
+    """Return a process's memory in megabytes, and its share of a core while idle."""
 
     def cpu() -> int:
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()

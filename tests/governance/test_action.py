@@ -1,4 +1,4 @@
-"""A proposed action has one digest, whatever it holds and whoever reads it back."""
+"""A proposed action has one digest, for any content and for every reader."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from interlock.lifecycle import Tier
 REFUND = ToolFacts("shop.refund", True, Tier.HIGH, False, {"type": "object"}, "shop.undo_refund")
 
 SAFE = st.integers(-(2**53) + 1, 2**53 - 1)
-# What RFC 8785 takes as it is, and what we have to write in another way.
+# Values that RFC 8785 accepts unchanged, and values that we have to encode differently.
 PLAIN = st.recursive(
     st.none() | st.booleans() | SAFE | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

@@ -1,4 +1,4 @@
-"""The audit chain: whatever is done to an entry, a seal or a checkpoint, the place is named."""
+"""The audit log: after any change to an entry, a seal or a checkpoint, verification names the place."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from interlock.governance.chain import (
     GENESIS,
     Break,
     Checkpoint,
-    Sealed,
+    LinkedEntry,
     Verdict,
     fold,
     journal_digest,
@@ -52,7 +52,7 @@ class Chain:
 
     def __init__(self, entries: list[dict[str, Any]] = ENTRIES, key: SigningKey = KEY) -> None:
         self.key = key
-        self.sealed: list[Sealed] = []
+        self.sealed: list[LinkedEntry] = []
         self.checkpoints: list[Checkpoint] = []
         for begin in range(0, len(entries), 4):
             self.seal(entries[begin : begin + 4])
@@ -60,7 +60,7 @@ class Chain:
     def seal(self, entries: list[dict[str, Any]]) -> None:
         head = self.sealed[-1].link if self.sealed else GENESIS
         for one, made in zip(entries, fold(head, entries), strict=True):
-            self.sealed.append(Sealed(len(self.sealed) + 1, one["run_id"], one["seq"], made, one))
+            self.sealed.append(LinkedEntry(len(self.sealed) + 1, one["run_id"], one["seq"], made, one))
         self.sign()
 
     def sign(self, **fields: Any) -> None:
@@ -94,40 +94,43 @@ def test_an_empty_chain_is_whole() -> None:
     assert Chain([]).verdict() == Verdict(0, 0)
 
 
-@pytest.mark.parametrize("position", range(1, 13))
 @pytest.mark.parametrize("field", sorted(ENTRIES[0]))
-def test_a_change_of_any_field_of_any_entry_is_found_and_named(chain: Chain, position: int, field: str) -> None:
-    one = chain.sealed[position - 1]
-    changed = {
-        "at": NOON + timedelta(seconds=one.seq, microseconds=1), "seq": 9, "attempt": 2, "token": 4,
-    }.get(field, "x")  # fmt: skip
-    chain.sealed[position - 1] = replace(one, entry={**(one.entry or {}), field: changed})
-    broken = chain.broken()
-    assert (broken.position, broken.run_id, broken.seq) == (position, one.run_id, one.seq)
-    assert "changed" in broken.why
+def test_a_change_of_any_field_of_any_entry_is_found_and_named(chain: Chain, field: str) -> None:
+    for position, one in enumerate(list(chain.sealed), 1):
+        changed = {
+            "at": NOON + timedelta(seconds=one.seq, microseconds=1), "seq": 9, "attempt": 2, "token": 4,
+        }.get(field, "x")  # fmt: skip
+        chain.sealed[position - 1] = replace(one, entry={**(one.entry or {}), field: changed})
+        broken = chain.broken()
+        assert (broken.position, broken.run_id, broken.seq) == (position, one.run_id, one.seq)
+        assert "changed" in broken.why
+        chain.sealed[position - 1] = one
+    assert chain.verdict().ok
 
 
-@pytest.mark.parametrize("position", range(1, 13))
-def test_a_deleted_entry_is_named(chain: Chain, position: int) -> None:
-    one = chain.sealed[position - 1]
-    chain.sealed[position - 1] = replace(one, entry=None)
-    assert chain.broken() == Break(position, one.run_id, one.seq, "the entry is missing: it was deleted")
+def test_a_deleted_entry_is_named(chain: Chain) -> None:
+    for position, one in enumerate(list(chain.sealed), 1):
+        chain.sealed[position - 1] = replace(one, entry=None)
+        assert chain.broken() == Break(position, one.run_id, one.seq, "the entry is missing: it was deleted")
+        chain.sealed[position - 1] = one
 
 
-@pytest.mark.parametrize("position", range(1, 13))
-def test_an_entry_deleted_with_its_seal_is_named(chain: Chain, position: int) -> None:
-    del chain.sealed[position - 1]
-    broken = chain.broken()
-    assert broken.position == position
-    assert "deleted" in broken.why or "tail was cut" in broken.why
+def test_an_entry_deleted_with_its_seal_is_named() -> None:
+    for position in range(1, 13):
+        chain = Chain()
+        del chain.sealed[position - 1]
+        broken = chain.broken()
+        assert broken.position == position
+        assert "deleted" in broken.why or "tail was cut" in broken.why
 
 
-@pytest.mark.parametrize("position", range(1, 12))
-def test_two_swapped_entries_are_named(chain: Chain, position: int) -> None:
-    one, two = chain.sealed[position - 1 : position + 1]
-    chain.sealed[position - 1] = replace(one, entry=two.entry)
-    chain.sealed[position] = replace(two, entry=one.entry)
-    assert chain.broken().position == position
+def test_two_swapped_entries_are_named() -> None:
+    for position in range(1, 12):
+        chain = Chain()
+        one, two = chain.sealed[position - 1 : position + 1]
+        chain.sealed[position - 1] = replace(one, entry=two.entry)
+        chain.sealed[position] = replace(two, entry=one.entry)
+        assert chain.broken().position == position
 
 
 def test_two_swapped_places_are_named(chain: Chain) -> None:
@@ -138,12 +141,12 @@ def test_two_swapped_places_are_named(chain: Chain) -> None:
     assert chain.broken().position == 5
 
 
-@pytest.mark.parametrize("kept", range(12))
-def test_a_cut_tail_is_found(chain: Chain, kept: int) -> None:
-    del chain.sealed[kept:]
-    broken = chain.broken()
-    assert broken.position == kept + 1
-    assert "the tail was cut" in broken.why
+def test_a_cut_tail_is_found(chain: Chain) -> None:
+    for kept in reversed(range(12)):
+        del chain.sealed[kept:]
+        broken = chain.broken()
+        assert broken.position == kept + 1
+        assert "the tail was cut" in broken.why
 
 
 def test_an_entry_put_in_between_is_named(chain: Chain) -> None:
@@ -152,7 +155,7 @@ def test_an_entry_put_in_between_is_named(chain: Chain) -> None:
 
 
 def rewrite(chain: Chain, position: int) -> None:
-    """Change an entry as somebody would who can write every row, but not sign."""
+    """Change an entry like an attacker who can write every row but cannot sign."""
     one = chain.sealed[position - 1]
     chain.sealed[position - 1] = replace(one, entry={**(one.entry or {}), "actor": "somebody else"})
     head = chain.sealed[position - 2].link if position > 1 else GENESIS
@@ -192,24 +195,27 @@ CHANGES: dict[str, Callable[[Checkpoint], Checkpoint]] = {
 }
 
 
-@pytest.mark.parametrize("index", range(3))
-@pytest.mark.parametrize("field", sorted(CHANGES))
-def test_a_change_of_any_field_of_a_checkpoint_is_found(chain: Chain, index: int, field: str) -> None:
-    chain.checkpoints[index] = CHANGES[field](chain.checkpoints[index])
-    assert not chain.verdict().ok
+def test_a_change_of_any_field_of_a_checkpoint_is_found(chain: Chain) -> None:
+    for index, one in enumerate(list(chain.checkpoints)):
+        for field, change in CHANGES.items():
+            chain.checkpoints[index] = change(one)
+            assert not chain.verdict().ok, (index, field)
+        chain.checkpoints[index] = one
+    assert chain.verdict().ok
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_a_deleted_checkpoint_is_found(chain: Chain, index: int) -> None:
-    del chain.checkpoints[index]
-    why = chain.broken().why
-    assert "is missing" in why if index < 2 else "no checkpoint covers positions 9 to 12" in why
+def test_a_deleted_checkpoint_is_found() -> None:
+    for index in range(3):
+        chain = Chain()
+        del chain.checkpoints[index]
+        why = chain.broken().why
+        assert "is missing" in why if index < 2 else "no checkpoint covers positions 9 to 12" in why
 
 
 def test_a_chain_cut_back_to_an_older_checkpoint_is_found_with_one_that_was_kept_elsewhere(chain: Chain) -> None:
     kept = chain.checkpoints[2]
     del chain.sealed[8:], chain.checkpoints[2:]
-    assert chain.verdict().ok  # nothing in it says that there was more
+    assert chain.verdict().ok  # nothing in the log shows that there was more
     broken = chain.broken(anchors=[kept])
     assert broken.position == 9 and "checkpoint 3, which you hold, covers 12 entries" in broken.why
 
@@ -231,7 +237,7 @@ def test_an_entry_that_was_lost_before_it_was_sealed_shows_as_a_gap_in_its_run()
 def test_a_place_that_was_sealed_without_its_entry_stays_broken() -> None:
     chain = Chain(ENTRIES[:4])
     head = missing_link(chain.sealed[-1].link, RUNS[1], 2)
-    chain.sealed.append(Sealed(5, RUNS[1], 2, head, None))
+    chain.sealed.append(LinkedEntry(5, RUNS[1], 2, head, None))
     chain.sign()
     assert chain.broken().position == 5
 

@@ -1,4 +1,4 @@
-"""Evidence: one file, signed, checked without us; no byte of it can be changed, and no value is in it."""
+"""Evidence: one signed file that auditors check offline; every changed byte is detected, and it contains no value."""
 
 import base64
 import hashlib
@@ -115,7 +115,7 @@ def test_it_tells_what_happened_and_who_allowed_it_without_a_value() -> None:
     assert [vote["by"] for vote in told["approvals"][0]["votes"]] == ["ben", "cleo"]
     assert told["approvals"][0]["action"]["digest"] == "cd" * 32
     assert told["receipts"][0]["status"] == "succeeded"
-    assert told["input"]["charge"] == "ch_99812"  # named as harmless
+    assert told["input"]["charge"] == "ch_99812"  # declared harmless
     text = canonical(told).decode()
     for value in ("48125", "Jane", "re_5512", "x-1"):
         assert value not in text
@@ -242,7 +242,7 @@ def test_a_bundle_outlives_the_rotation_of_its_key(sealed: bytes) -> None:
     new = SigningKey.generate()
     ring = Keyring([new.verify_key]) | RING
     assert open_envelope(sealed, ring).key == KEY.verify_key
-    # … and a new one may hold checkpoints of the old key, which a reader need not have.
+    # … and a new one may contain checkpoints of the old key, which a reader need not have.
     assert open_envelope(seal_envelope(statement(), new), Keyring([new.verify_key])).trust == Trust.GIVEN
 
 

@@ -1,4 +1,4 @@
-"""Keys: made, written down, read back, rotated."""
+"""Keys: creation, encoding, decoding and rotation."""
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey

@@ -1,4 +1,4 @@
-"""A policy answers always, and says no in every doubt."""
+"""A policy always answers, and denies in every doubt."""
 
 import contextlib
 import json
@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from pydantic import create_model
 
 from interlock.errors import Invalid
-from interlock.governance import judge
+from interlock.governance import evaluator
 from interlock.governance.action import ProposedAction, ToolFacts, propose
 from interlock.governance.policy import (
     DEFAULT_POLICY,
-    Answer,
+    ApprovalDemand,
     Asker,
     CasesInvalid,
     Circumstances,
+    CompiledPolicy,
     Decision,
-    Outcome,
-    Policy,
+    PolicyAnswer,
     PolicyInvalid,
     cedar_schema,
     compile_policy,
@@ -37,7 +37,7 @@ from interlock.governance.policy import (
 from interlock.governance.policy_schema import Vocabulary
 from interlock.lifecycle import Tier
 
-# As it stands in wire.md.
+# As in wire.md.
 WIRE = """\
 @id("reads") permit(principal, action in Action::"read", resource);
 @id("small") @decision("allow") permit(principal, action == Action::"shop.refund", resource)
@@ -50,7 +50,7 @@ EVERYTHING = '@id("everything") permit(principal, action, resource);\n'
 
 
 def tool(name: str, *, writes: bool = True, risk: Tier = Tier.LOW, **parameters: Any) -> ToolFacts:
-    """With the schema that pydantic makes, as the registry does."""
+    """Build the tool with pydantic's schema, as the registry does."""
     model = create_model("Input", __config__={"extra": "forbid"}, **parameters)
     return ToolFacts(name, writes, risk, False, model.model_json_schema())
 
@@ -74,7 +74,7 @@ def refund(amount: Any = 50, **more: Any) -> ProposedAction:
 
 
 def ask(
-    policy: Policy | str, action: ProposedAction, asker: Asker = ALICE, when: Circumstances | None = None
+    policy: CompiledPolicy | str, action: ProposedAction, asker: Asker = ALICE, when: Circumstances | None = None
 ) -> Decision:
     compiled = compile_policy(policy, TOOLS) if isinstance(policy, str) else policy
     return compiled.decide(action, asker, when or at())
@@ -97,17 +97,17 @@ def rule(annotations: str, when: str = "true", effect: str = "permit") -> str:
 @pytest.mark.parametrize(
     ("action", "hour", "answer", "tier", "two_person", "rules"),
     [
-        (propose(LOOKUP, {"charge": "ch_1"}), 12, Answer.ALLOW, None, False, ("reads",)),
-        (refund(100), 12, Answer.ALLOW, None, False, ("small",)),
-        (refund(101), 12, Answer.NEEDS_APPROVAL, Tier.HIGH, True, ("large",)),
-        (refund(100), 22, Answer.DENY, None, False, ("freeze",)),
-        (refund(101), 23, Answer.DENY, None, False, ("freeze",)),
-        (propose(LOOKUP, {"charge": "ch_1"}), 22, Answer.DENY, None, False, ("freeze",)),
-        (propose(MAIL, {"to": []}), 12, Answer.DENY, None, False, ()),
+        (propose(LOOKUP, {"charge": "ch_1"}), 12, PolicyAnswer.ALLOW, None, False, ("reads",)),
+        (refund(100), 12, PolicyAnswer.ALLOW, None, False, ("small",)),
+        (refund(101), 12, PolicyAnswer.NEEDS_APPROVAL, Tier.HIGH, True, ("large",)),
+        (refund(100), 22, PolicyAnswer.DENY, None, False, ("freeze",)),
+        (refund(101), 23, PolicyAnswer.DENY, None, False, ("freeze",)),
+        (propose(LOOKUP, {"charge": "ch_1"}), 22, PolicyAnswer.DENY, None, False, ("freeze",)),
+        (propose(MAIL, {"to": []}), 12, PolicyAnswer.DENY, None, False, ()),
     ],
 )
 def test_the_policy_of_the_wire_page_answers_as_it_reads(
-    action: ProposedAction, hour: int, answer: Answer, tier: Tier | None, two_person: bool, rules: tuple[str, ...]
+    action: ProposedAction, hour: int, answer: PolicyAnswer, tier: Tier | None, two_person: bool, rules: tuple[str, ...]
 ) -> None:
     decision = ask(WIRE, action, when=at(hour))
     assert (decision.answer, decision.tier, decision.two_person) == (answer, tier, two_person)
@@ -132,13 +132,13 @@ def test_the_default_policy_fits_whatever_tools_there_are(tools: list[ToolFacts]
 @pytest.mark.parametrize(
     ("action", "outcome"),
     [
-        (propose(LOOKUP, {"charge": "c"}), Outcome("allow")),
-        (propose(PRICE, {"value": 1}), Outcome("allow")),
-        (propose(MAIL, {"to": ["a@b"]}), Outcome("needs_approval", "med")),
-        (refund(), Outcome("needs_approval", "high", True)),
+        (propose(LOOKUP, {"charge": "c"}), ApprovalDemand("allow")),
+        (propose(PRICE, {"value": 1}), ApprovalDemand("allow")),
+        (propose(MAIL, {"to": ["a@b"]}), ApprovalDemand("needs_approval", "med")),
+        (refund(), ApprovalDemand("needs_approval", "high", True)),
     ],
 )
-def test_by_default_people_decide_what_is_not_easily_undone(action: ProposedAction, outcome: Outcome) -> None:
+def test_by_default_people_decide_what_is_not_easily_undone(action: ProposedAction, outcome: ApprovalDemand) -> None:
     assert ask(DEFAULT_POLICY, action).outcome == outcome
 
 
@@ -155,7 +155,7 @@ def test_the_strictest_of_the_deciding_permits_wins() -> None:
         + rule('@id("six") @decision("needs_approval") @tier("high")', when="false")
     )
     decision = ask(text, propose(MAIL, {"to": []}))
-    assert decision.outcome == Outcome("needs_approval", "high", True)
+    assert (decision.answer, decision.tier, decision.two_person) == ("needs_approval", "high", True)
     assert decision.expires_in == 1800 and decision.reason_required
     assert decision.approvers == ("finance",)
     assert (decision.escalate_to, decision.escalate_after) == ((), None), "two rules say who decides, and never others"
@@ -194,7 +194,7 @@ def test_without_a_tier_the_risk_of_the_tool_counts() -> None:
 def test_rules_that_nobody_could_satisfy_together_deny() -> None:
     text = "".join(rule(f'@id("{g}") @decision("needs_approval") @approvers("{g}")') for g in ("legal", "board"))
     decision = ask(text, refund())
-    assert decision.answer == Answer.DENY and "common group" in decision.reason
+    assert decision.answer == PolicyAnswer.DENY and "common group" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_rules_that_nobody_could_satisfy_together_deny() -> None:
 def test_what_a_rule_can_see(condition: str, holds: bool) -> None:
     text = f'@id("x") permit(principal, action == Action::"shop.refund", resource) when {{ {condition} }};'
     decision = ask(text, propose(REFUND, {**CHARGE, "note": None}, "charge/1"))
-    assert decision.answer == (Answer.ALLOW if holds else Answer.DENY)
+    assert decision.answer == (PolicyAnswer.ALLOW if holds else PolicyAnswer.DENY)
     assert decision.errors == ()
 
 
 def test_groups_hold_for_every_asker_and_not_only_for_the_first() -> None:
-    """A handle of entities that was made without the schema forgets the groups: then no connector is forbidden."""
+    """An entities handle that was built without the schema loses the groups: then no connector is forbidden."""
     policy = compile_policy(EVERYTHING + WIRE, TOOLS)
     for name in ("alice", "bob", "alice"):
         assert ask(policy, refund(), Asker(name, "operator"), at(23)).rule_ids == ("freeze",)
@@ -234,8 +234,8 @@ def test_a_default_counts_as_given_even_if_nobody_wrote_it() -> None:
     forbids = EVERYTHING + (
         '@id("calm") forbid(principal, action == Action::"mail.send", resource) when { !context.input.urgent };'
     )
-    assert ask(forbids, propose(MAIL, {"to": []})).answer == Answer.DENY
-    assert ask(forbids, propose(MAIL, {"to": [], "urgent": True})).answer == Answer.ALLOW
+    assert ask(forbids, propose(MAIL, {"to": []})).answer == PolicyAnswer.DENY
+    assert ask(forbids, propose(MAIL, {"to": [], "urgent": True})).answer == PolicyAnswer.ALLOW
 
 
 # ---------------------------------------------------------------- how it can be broken
@@ -314,7 +314,10 @@ def test_a_rule_on_what_no_policy_can_see_is_refused() -> None:
     anything = tool("crm.update", values=(dict[str, Any], ...))
     text = '@id("x") permit(principal, action == Action::"crm.update", resource) when { context.input.values == 1 };'
     assert "a policy cannot see it" in faults(text, [anything])[0][1]
-    assert ask(compile_policy(EVERYTHING, [anything]), propose(anything, {"values": {"a": 1}})).answer == Answer.ALLOW
+    assert (
+        ask(compile_policy(EVERYTHING, [anything]), propose(anything, {"values": {"a": 1}})).answer
+        == PolicyAnswer.ALLOW
+    )
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -325,7 +328,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 class Panic(BaseException):
-    """As pyo3's, which is not an Exception."""
+    """Like pyo3's, which is not an Exception."""
 
 
 def answering(response: dict[str, Any]) -> Callable[..., Any]:
@@ -359,13 +362,13 @@ READS_AND_WRITES = ToolFacts("read.all", True, Tier.LOW, False, {"type": "object
         (EVERYTHING, propose(PRICE, {"value": 1e300}), "input.value is too large"),
         (EVERYTHING, propose(PRICE, {"value": "12"}), "input.value should be a number"),
         (price('context.input.value.lessThan(decimal("5.0"))'), propose(PRICE, {"value": 5.00001}), "round it"),
-        # tools that a policy cannot judge, or does not know
+        # tools that the policy cannot judge or does not know
         (EVERYTHING, propose(ToolFacts("shop.nope", True, Tier.LOW, True, {}), {}), "no tool shop.nope is known"),
         (compile_policy(EVERYTHING, [NO_SCHEMA]), propose(NO_SCHEMA, {}), "no input schema"),
         (compile_policy(EVERYTHING, [READS_AND_WRITES]), propose(READS_AND_WRITES, {}), "groups of a policy"),
         (compile_policy(EVERYTHING, [*TOOLS, tool("shop")]), propose(tool("shop"), {}), "call it shop.something"),
         (EVERYTHING, propose(tool("shop.refund", risk=Tier.LOW), CHARGE), "compile it again"),
-        # no policy that could be asked
+        # no usable policy
         (load_policy(None, TOOLS), refund(), "no policy is published"),
         (load_policy("permit(", TOOLS), refund(), "not valid any more"),
         (load_policy("", TOOLS), refund(), "an empty policy denies everything"),
@@ -377,20 +380,23 @@ READS_AND_WRITES = ToolFacts("read.all", True, Tier.LOW, False, {"type": "object
         (deny_everything("the database said so"), refund(), "the database said so"),
     ],
 )
-def test_every_doubt_is_a_denial_that_says_what_to_do(policy: Policy | str, action: ProposedAction, part: str) -> None:
+def test_every_doubt_is_a_denial_that_says_what_to_do(
+    policy: CompiledPolicy | str, action: ProposedAction, part: str
+) -> None:
     decision = ask(policy, action)
-    assert decision.answer == Answer.DENY
+    assert decision.answer == PolicyAnswer.DENY
     assert part in decision.reason
     assert decision.tier is None and not decision.two_person
 
 
 def test_cedar_alone_would_have_allowed_what_a_failing_forbid_forbids() -> None:
-    """The reason for the rule above; if this ever fails, Cedar has changed."""
+    """The reason for the rule above; if this test fails, Cedar has changed."""
     schema = Schema.from_str(cedar_schema(TOOLS))
     request = {
         "principal": 'Actor::"alice"', "action": 'Action::"shop.refund"', "resource": 'Env::"default"',
         "context": {
             "input": CHARGE, "risk": "high", "hour": 1, "weekday": 1, "workflow": "", "step": "", "auto_approve": False,
+            "secrets": [],
         },
     }  # fmt: skip
     result = cedarpy.is_authorized(request, CAP, [], schema)
@@ -422,14 +428,14 @@ def test_cedar_alone_would_have_allowed_what_a_failing_forbid_forbids() -> None:
 )
 def test_whatever_cedar_does_wrong_is_a_denial(monkeypatch: pytest.MonkeyPatch, stub: Any, part: str) -> None:
     policy = compile_policy(WIRE, TOOLS)
-    monkeypatch.setattr(judge, "is_authorized", stub)
+    monkeypatch.setattr(evaluator, "is_authorized", stub)
     decision = policy.decide(refund(), ALICE, at())
-    assert decision.answer == Answer.DENY and part in decision.reason
+    assert decision.answer == PolicyAnswer.DENY and part in decision.reason
 
 
 def test_an_interrupt_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = compile_policy(WIRE, TOOLS)
-    monkeypatch.setattr(judge, "is_authorized", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(evaluator, "is_authorized", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         policy.decide(refund(), ALICE, at())
 
@@ -450,7 +456,7 @@ def test_an_interrupt_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_nonsense_about_who_and_when_is_a_denial(asker: Any, when: Any) -> None:
-    assert compile_policy(EVERYTHING, TOOLS).decide(refund(), asker, when).answer == Answer.DENY
+    assert compile_policy(EVERYTHING, TOOLS).decide(refund(), asker, when).answer == PolicyAnswer.DENY
 
 
 # ---------------------------------------------------------------- stored policies
@@ -459,20 +465,20 @@ def test_nonsense_about_who_and_when_is_a_denial(asker: Any, when: Any) -> None:
 @pytest.mark.parametrize("note", ['@decision("maybe")', '@tier("huge")', "@from_the_future", '@two_person("yes")'])
 def test_an_annotation_that_a_stored_policy_should_not_have_asks_people(note: str) -> None:
     policy = load_policy(rule(f'@id("a") {note}'), TOOLS)
-    assert ask(policy, propose(PRICE, {"value": 1})).outcome == Outcome("needs_approval", "high")
+    assert ask(policy, propose(PRICE, {"value": 1})).outcome == ApprovalDemand("needs_approval", "high")
 
 
 def test_a_stored_policy_may_speak_of_tools_that_are_elsewhere() -> None:
     policy = load_policy(WIRE, [MAIL, LOOKUP])
-    assert ask(policy, propose(LOOKUP, CHARGE | {"charge": "c"})).answer == Answer.DENY
-    assert ask(policy, propose(LOOKUP, {"charge": "c"})).answer == Answer.ALLOW
+    assert ask(policy, propose(LOOKUP, CHARGE | {"charge": "c"})).answer == PolicyAnswer.DENY
+    assert ask(policy, propose(LOOKUP, {"charge": "c"})).answer == PolicyAnswer.ALLOW
     assert ask(policy, propose(LOOKUP, {"charge": "c"}), when=at(23)).rule_ids == ("freeze",)
-    assert ask(policy, refund()).answer == Answer.DENY
+    assert ask(policy, refund()).answer == PolicyAnswer.DENY
 
 
 def test_a_stored_policy_that_no_longer_fits_its_tools_denies_and_keeps_its_digest() -> None:
     policy = load_policy(WIRE, [tool("shop.refund", amount=(str, ...)), LOOKUP])
-    assert ask(policy, propose(LOOKUP, {"charge": "c"})).answer == Answer.DENY
+    assert ask(policy, propose(LOOKUP, {"charge": "c"})).answer == PolicyAnswer.DENY
     assert policy.digest == compile_policy(WIRE, TOOLS).digest
 
 
@@ -510,10 +516,10 @@ def test_a_decimal_may_come_as_text() -> None:
     pay = tool("pay.out", sum=(Decimal, ...))
     text = '@id("x") permit(principal, action, resource) when { context.input.sum.lessThan(decimal("10.5")) };'
     policy = compile_policy(text, [pay])
-    assert ask(policy, propose(pay, {"sum": "10.49"})).answer == Answer.ALLOW
-    assert ask(policy, propose(pay, {"sum": "10.50"})).answer == Answer.DENY
+    assert ask(policy, propose(pay, {"sum": "10.49"})).answer == PolicyAnswer.ALLOW
+    assert ask(policy, propose(pay, {"sum": "10.50"})).answer == PolicyAnswer.DENY
     assert ask(policy, propose(pay, {"sum": "lots"})).errors
-    assert ask(compile_policy(EVERYTHING, [pay]), propose(pay, {"sum": "lots"})).answer == Answer.ALLOW
+    assert ask(compile_policy(EVERYTHING, [pay]), propose(pay, {"sum": "lots"})).answer == PolicyAnswer.ALLOW
 
 
 def test_a_recursive_type_is_left_out() -> None:
@@ -523,7 +529,8 @@ def test_a_recursive_type_is_left_out() -> None:
     }  # fmt: skip
     facts = ToolFacts("a.b", True, Tier.LOW, False, tree)
     assert (
-        ask(compile_policy(EVERYTHING, [facts]), propose(facts, {"root": {"next": {}}, "n": 1})).answer == Answer.ALLOW
+        ask(compile_policy(EVERYTHING, [facts]), propose(facts, {"root": {"next": {}}, "n": 1})).answer
+        == PolicyAnswer.ALLOW
     )
 
 
@@ -534,27 +541,27 @@ def test_a_recursive_type_is_left_out() -> None:
 def test_numbers_are_compared_as_decimals(value: float, allowed: bool | None) -> None:
     decision = ask(price('context.input.value.greaterThanOrEqual(decimal("5.0"))'), propose(PRICE, {"value": value}))
     assert bool(decision.errors) == (allowed is None)
-    assert (decision.answer == Answer.ALLOW) == bool(allowed)
+    assert (decision.answer == PolicyAnswer.ALLOW) == bool(allowed)
 
 
 def test_a_fraction_that_no_rule_looks_at_may_be_as_fine_as_it_likes() -> None:
-    assert ask(EVERYTHING, propose(PRICE, {"value": 52.5200066, "weight": 1 / 3})).answer == Answer.ALLOW
+    assert ask(EVERYTHING, propose(PRICE, {"value": 52.5200066, "weight": 1 / 3})).answer == PolicyAnswer.ALLOW
 
 
 def test_large_identifiers_are_compared_exactly() -> None:
     scope = '(principal, action == Action::"shop.refund", resource)'
     text = f'@id("x") permit{scope} when {{ context.input.amount == {2**60} }};'
-    assert ask(text, refund(2**60)).answer == Answer.ALLOW
-    assert ask(text, refund(2**60 + 1)).answer == Answer.DENY
+    assert ask(text, refund(2**60)).answer == PolicyAnswer.ALLOW
+    assert ask(text, refund(2**60 + 1)).answer == PolicyAnswer.DENY
 
 
 def test_a_write_does_not_slip_in_among_the_reads() -> None:
-    """Not by a connector called `read`, and not by a read tool whose name is its connector."""
+    """Neither a connector called `read` nor a read tool with the name of its connector makes a write a read."""
     reads = '@id("reads") permit(principal, action in Action::"read", resource);'
     sneaky = [tool("read.all"), tool("db", writes=False), tool("db.drop"), tool("read")]
     policy = compile_policy(reads, sneaky)
     for facts in sneaky:
-        assert ask(policy, propose(facts, {})).answer == Answer.DENY
+        assert ask(policy, propose(facts, {})).answer == PolicyAnswer.DENY
 
 
 # ---------------------------------------------------------------- cases and replay
@@ -588,7 +595,7 @@ def test_cases_pass_where_the_policy_answers_as_expected() -> None:
         ("large ones need two", True),
         ("nothing at night", True),
     ]
-    assert results[1].expected == "needs_approval (tier high, two people, by large)"
+    assert results[1].expected == "needs_approval (tier high, two people); by rule large"
     assert results[1].got == "needs_approval (tier high, two people) by large"
     assert results[1].why == "refunds over 100 need two people"
 
@@ -615,7 +622,7 @@ def test_a_case_is_not_passed_by_a_mistake_in_its_input() -> None:
         ("- expect: deny", 1, "missing"),
         ("- tool: shop.refund", 1, "expected one of allow, deny, needs_approval"),
         ("- tool: shop.refund\n  expect: maybe", 2, "allow, deny, needs_approval"),
-        ("- tool: shop.refund\n  expect: allow\n  tier: high", 2, "belong to needs_approval"),
+        ("- tool: shop.refund\n  expect: allow\n  tier: high", 2, "tier belongs to needs_approval"),
         ("- tool: shop.refund\n  expect: allow\n  as: {role: king}", 3, "viewer"),
         ("- tool: shop.refund\n  expect: allow\n  at: {hour: 24}", 3, "from 0 to 23"),
         ("- tool: shop.refund\n  expect: allow\n  at: {huor: 2}", 3, "did you mean `hour`?"),
@@ -700,12 +707,12 @@ def test_it_never_raises_and_never_allows_after_an_error(
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge, "is_authorized", watched)
+        patch.setattr(evaluator, "is_authorized", watched)
         for given in (fields, {"charge": "c", "amount": amount, **fields}, {"charge": "c", "amount": amount}):
             seen.clear()
             decision = policy.decide(propose(REFUND, given), ALICE, at(hour))
-            assert decision.answer in (Answer.ALLOW, Answer.DENY)
-            if decision.answer == Answer.ALLOW:
+            assert decision.answer in (PolicyAnswer.ALLOW, PolicyAnswer.DENY)
+            if decision.answer == PolicyAnswer.ALLOW:
                 assert seen[0].allowed and not seen[0].diagnostics.errors and not decision.errors
             assert decision.reason
             assert replay([json.loads(json.dumps(decision.recorded()))], policy) == []
@@ -736,7 +743,7 @@ def test_every_set_of_tools_has_a_schema_and_an_answer(tools: list[tuple[str, An
     policy = compile_policy(DEFAULT_POLICY, facts)
     for each in facts:
         decision = policy.decide(propose(each, fields if isinstance(fields, dict) else {}), ALICE, at())
-        assert decision.answer in Answer
+        assert decision.answer in PolicyAnswer
 
 
 @settings(max_examples=200, deadline=None)
@@ -747,7 +754,7 @@ def test_any_text_is_compiled_or_refused(text: str) -> None:
     assert load_policy(text, TOOLS).decide(refund(), ALICE, at()).reason
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 def test_what_a_decision_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -768,7 +775,7 @@ def test_what_a_decision_costs(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\n{best * 1e6:.0f} µs a decision, 20 rules, with the action proposed and digested")
 
 
-# ---------------------------------------------------------------- what need not be judged
+# ---------------------------------------------------------------- actions that need no judgment
 
 _READS = '@id("r") permit (principal, action in Action::"read", resource);\n'
 
@@ -784,7 +791,7 @@ _READS = '@id("r") permit (principal, action in Action::"read", resource);\n'
         (_READS + '@id("g") permit (principal in Group::"a", action, resource);', True),
         (_READS + '@id("f") forbid (principal, action == Action::"mail.send", resource);', True),
         (_READS + '@id("f") forbid (principal, action in Action::"write", resource);', True),
-        # Each of these could say no, ask, or fail.
+        # Each of these could deny, ask for approval, or fail.
         ('@id("w") permit (principal, action in Action::"write", resource);', False),
         ('@id("g") permit (principal in Group::"a", action, resource);', False),
         ('@id("g") permit (principal == Actor::"ann", action, resource);', False),
@@ -815,7 +822,7 @@ def test_a_read_need_not_be_judged_only_if_no_rule_could_say_anything_but_yes(po
                 hour=hour, weekday=1, workflow="w", workspace="prod", auto_approve=False, run_id="r", step="s"
             )
             decided = loaded.decide(propose(LOOKUP, {"charge": "c"}), Asker("bob", role, groups, "t"), when)
-            assert decided.answer == Answer.ALLOW
+            assert decided.answer == PolicyAnswer.ALLOW
 
 
 def test_what_is_not_known_or_denied_altogether_is_judged() -> None:

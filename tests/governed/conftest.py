@@ -1,4 +1,4 @@
-"""A shop to govern: its tools count what they did, its people speak HTTP."""
+"""A shop to govern: its tools count their calls, and its people use HTTP."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tests.rig import Rig
 
 @dataclass
 class Person:
-    """Somebody with a key. `post`, `get` answer (status, body)."""
+    """A person with a key. `post` and `get` return (status, body)."""
 
     name: str
     http: httpx2.AsyncClient
@@ -38,7 +38,7 @@ class Person:
 
 @dataclass
 class Shop:
-    """The world that the tools act on."""
+    """The external systems that the tools change."""
 
     rig: Rig
     done: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Shop:
         return UUID(body["id"])
 
     async def question(self, run_id: UUID, status: str = "requested") -> Any:
-        """The one approval of the run in that state."""
+        """Return the run's single approval in that state."""
         page = await self.admin.get("/api/approvals", run_id=str(run_id), status=status)
         assert len(page["items"]) == 1, page
         return page["items"][0]
@@ -72,7 +72,7 @@ class Shop:
         return items
 
     async def held(self, run_id: UUID) -> Any:
-        """Work until the run waits for people; what they are asked."""
+        """Work until the run waits for approval, and return the approval."""
         run = await self.rig.work_until(run_id, "waiting_approval")
         assert run["status"] == "waiting_approval", (run["reason"], run["error"])
         return await self.question(run_id)
@@ -89,11 +89,11 @@ def shop(rig: Rig) -> Shop:
 
 
 class Crash(BaseException):
-    """The process is gone, as far as the code that runs into this can tell."""
+    """The process is gone, as far as the interrupted code can tell."""
 
 
 async def lose(rig: Rig, task: "asyncio.Task[None]") -> None:
-    """Kill a worker without giving it a chance to write, and let the others notice."""
+    """Kill a worker without a chance to write, and let the others notice."""
     await kill(rig, task)
     await notice(rig)
 
@@ -102,11 +102,11 @@ async def kill(rig: Rig, task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() or task.exception() is None or isinstance(task.exception(), (Crash, asyncio.CancelledError))
-    # A claim it had sent goes on at the server, and would take the next run for one who is dead.
+    # A claim that the worker sent continues at the server, and would take the next run for a dead worker.
     busy = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
     while len(await rig.sql(busy)) > 1:
         pass
-    await rig.sql("DELETE FROM seat")  # and so would the seat that it has kept open
+    await rig.sql("DELETE FROM seat")  # and so would the dead worker's open seat
 
 
 async def notice(rig: Rig) -> None:

@@ -1,6 +1,6 @@
-"""Tools for a worker in a process of its own that is killed, really, at the place DOOMED_AT names.
+"""Tools for a worker in a separate process. A real SIGKILL ends it at the place DOOMED_AT.
 
-What they do to the world is a line in the file DOOMED_LEDGER, which outlives the process.
+Each effect is a line in the file DOOMED_LEDGER, which outlives the process.
 """
 
 import os
@@ -10,9 +10,9 @@ from typing import Any
 
 from interlock.engine import receipts
 from interlock.tools import Context, DidNotHappen, Happened, Registry, registry, tool
-from interlock.worker import drive as driving
-from interlock.worker import passage as passing
-from interlock.worker.settle import Settler
+from interlock.worker import admission as passing
+from interlock.worker import run_driver as driving
+from interlock.worker.step_recorder import StepRecorder
 
 PLACES = ("declared", "intent", "before", "after", "settle", "uncommitted")
 
@@ -38,7 +38,7 @@ def _write(line: str) -> None:
 
 
 def stock(shelf: Registry) -> None:
-    @tool("doomed.repeatable", writes=True, idempotent=True, register=shelf)
+    @tool("doomed.repeatable", writes=True, risk="low", idempotent=True, register=shelf)
     async def repeatable(ctx: Context) -> str:
         die("before")
         if ctx.idempotency_key not in lines():
@@ -49,14 +49,14 @@ def stock(shelf: Registry) -> None:
     async def ask(ctx: Context) -> Happened | DidNotHappen:
         return Happened("done") if ctx.idempotency_key in lines() else DidNotHappen()
 
-    @tool("doomed.askable", writes=True, reconcile=ask, register=shelf)
+    @tool("doomed.askable", writes=True, risk="low", reconcile=ask, register=shelf)
     async def askable(ctx: Context) -> str:
         die("before")
         _write(ctx.idempotency_key)
         die("after")
         return "done"
 
-    @tool("doomed.neither", writes=True, register=shelf)
+    @tool("doomed.neither", writes=True, risk="low", register=shelf)
     async def neither(ctx: Context) -> str:
         die("before")
         _write(ctx.idempotency_key)
@@ -65,10 +65,15 @@ def stock(shelf: Registry) -> None:
 
 
 def doom() -> None:
-    """The places that are not in a tool."""
+    """Install the places that are not in a tool."""
     drive: Any = driving
     passage: Any = passing
-    declare, execute, settle, seal = passage.declare, drive.execute, Settler.settle, receipts.seal
+    declare, execute, settle, seal = (
+        passage.declare_intent,
+        drive.execute,
+        StepRecorder.settle,
+        receipts.complete_receipts,
+    )
 
     def declared(*args: Any) -> None:
         declare(*args)
@@ -78,7 +83,7 @@ def doom() -> None:
         die("intent")
         return await execute(*args)
 
-    def settled(self: Settler, *args: Any, **more: Any) -> None:
+    def settled(self: StepRecorder, *args: Any, **more: Any) -> None:
         die("settle")
         settle(self, *args, **more)
 
@@ -86,10 +91,10 @@ def doom() -> None:
         await seal(*args)
         die("uncommitted")
 
-    passage.declare = declared
-    setattr(Settler, "settle", settled)  # noqa: B010
+    passage.declare_intent = declared
+    setattr(StepRecorder, "settle", settled)  # noqa: B010
     drive.execute = executed
-    setattr(receipts, "seal", sealed)  # noqa: B010
+    setattr(receipts, "complete_receipts", sealed)  # noqa: B010
 
 
 if os.environ.get("DOOMED_AT"):

@@ -1,4 +1,4 @@
-"""Approvals over HTTP: who may decide, on what exactly, how often, and until when."""
+"""Approvals over HTTP: permitted voters, the exact action of a vote, repeated votes, and expiry."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ permit (principal, action == Action::"shop.mail", resource);
 
 @pytest.fixture
 async def stocked(shop: Shop, rig: Rig) -> Shop:
-    """A read, a low write, a med write and a high one."""
+    """A read, a low write, a med write and a high write."""
 
     @rig.tool("shop.look")
     async def look(charge: str) -> str:
@@ -221,7 +221,7 @@ async def test_an_edited_action_is_another_action_judged_again_with_no_votes(sto
 
 
 async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retried_it(stocked: Shop, rig: Rig) -> None:
-    """Who retries a run goes on with what another had asked for: both of them asked."""
+    """A retry continues another person's request, so both people count as requesters."""
     shop = stocked
     await rig.apply("name: outer\nsteps: [{id: sub, flow: mail, input: {to: ada, text: hi}}]")
     asker, helper = await shop.person("asker", "admin"), await shop.person("helper", "admin")
@@ -237,8 +237,8 @@ async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retri
     question = await shop.question(child["id"])
     for person in (asker, helper):
         assert (await person.approve(question["id"]))[1]["code"] == "SELF_APPROVAL"
-    # Nor has one of them answered in advance.
-    assert (await asker.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    # A grant that one of them gave in advance does not count either.
+    assert (await asker.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"}))[0] == 201
     await asker.post(f"/api/runs/{again['id']}/cancel")
     _, third = await helper.post(f"/api/runs/{again['id']}/retry")
     async with rig.worker():
@@ -253,7 +253,7 @@ async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retri
 async def test_a_vote_counts_for_a_question_that_asks_for_more_only_if_it_gave_that(
     more: str, stocked: Shop, rig: Rig
 ) -> None:
-    """A change that changes nothing puts the question under the policy of now, and the action stays the same."""
+    """An edit without a change puts the approval under the current policy, but the action stays the same."""
     asks = '@two_person("true")'
     assert (await stocked.admin.publish(MAIL_POLICY.format(more=asks)))[0] == 200
     run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
@@ -262,23 +262,28 @@ async def test_a_vote_counts_for_a_question_that_asks_for_more_only_if_it_gave_t
     assert (await one.approve(id))[1]["status"] == "requested"
     assert (await stocked.admin.publish(MAIL_POLICY.format(more=f"{asks} {more}")))[0] == 200
     ann, bea, cem = [await stocked.person(name, "approver", "finance") for name in ("ann", "bea", "cem")]
-    assert (await ann.approve(id, patch={"text": "hi"}, reason="as is"))[1]["status"] == "requested"
-    status, body = await bea.approve(id, reason="fine")
+    edited = (await ann.approve(id, patch={"text": "hi"}, reason="as is"))[1]
+    assert edited["status"] == "requested"
+    digest = edited["action"]["digest"]
+    status, body = await bea.approve(id, reason="fine", digest=digest)
     assert (status, body["status"], [vote["by"] for vote in body["votes"]]) == (200, "requested", ["bea"])
-    assert (await cem.approve(id, reason="fine"))[1]["status"] == "approved"
+    assert (await cem.approve(id, reason="fine", digest=digest))[1]["status"] == "approved"
     assert (await stocked.ended(run_id))["status"] == "succeeded"
 
 
 async def test_nobody_who_edited_an_action_approves_it_alone_whoever_edited_it_since(stocked: Shop, rig: Rig) -> None:
     one, two, three = [await stocked.person(name) for name in ("one", "two", "three")]
     run_id = await stocked.start(stocked.admin, "mail", to="ada", text="hi")
-    id = (await stocked.held(run_id))["id"]
+    question = await stocked.held(run_id)
+    id, digest = question["id"], question["action"]["digest"]
     for person, patch in ((one, {"to": "eve"}), (two, {"text": "hello"})):
-        assert (await person.approve(id, patch=patch))[1]["status"] == "requested"
+        status, edited = await person.approve(id, patch=patch, digest=digest)
+        assert (status, edited["status"]) == (200, "requested")
+        digest = edited["action"]["digest"]
     for person in (one, two):
         status, body = await person.approve(id)
         assert (status, body["code"]) == (403, "SELF_APPROVAL")
-    assert (await three.approve(id))[1]["status"] == "approved"
+    assert (await three.approve(id, digest=digest))[1]["status"] == "approved"
     assert (await stocked.ended(run_id))["status"] == "succeeded"
     assert stocked.done == ["mail eve: hello"]
 
@@ -314,7 +319,7 @@ async def test_an_edited_action_is_escalated_and_expires_as_its_own_rule_says(st
     await rig.sweep()
     assert (await shop.question(run_id))["status"] == "requested", "it has the time that the new rule gives"
     assert (await dan.approve(question["id"]))[1]["code"] == "NOT_AN_APPROVER"
-    assert (await bea.approve(question["id"]))[1]["status"] == "approved"
+    assert (await bea.approve(question["id"], digest=edited["action"]["digest"]))[1]["status"] == "approved"
 
 
 async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop, rig: Rig) -> None:
@@ -337,7 +342,7 @@ async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop
 
 
 async def test_a_run_that_is_held_at_a_second_try_waits_for_people_and_for_no_clock(shop: Shop, rig: Rig) -> None:
-    """Who only folds its journal, to take down one vote of two, must see what the worker saw that held it."""
+    """A process that only folds the journal to record one of two votes must see the state that the worker saw."""
     tries: list[int] = []
 
     @rig.tool("shop.mail", writes=True, risk="med")
@@ -390,7 +395,7 @@ async def test_an_approved_action_that_was_tried_and_did_not_happen_is_asked_abo
 
 
 async def _asked_again(shop: Shop, run_id: UUID) -> list[str | None]:
-    """Of each time that people were asked: why once more."""
+    """Return the reason of each repeated approval."""
     events = await shop.admin.get(f"/api/runs/{run_id}/events")
     return [e["data"].get("asked_again") for e in events["items"] if e["type"] == "approval_requested"]
 
@@ -458,6 +463,20 @@ async def test_a_policy_that_denies_after_the_approval_has_the_last_word(stocked
     run = await shop.ended(run_id)
     assert (run["status"], run["reason"], shop.done) == ("failed", "policy_denied", [])
     assert "no mail today" in run["error"]["message"]
+
+
+async def test_a_grant_for_every_call_of_a_tool_has_to_say_so(stocked: Shop, rig: Rig) -> None:
+    """security L10: a grant that named no arguments covered every call."""
+    one = await stocked.person("one")
+    status, refused = await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    assert (status, refused["code"]) == (422, "INVALID_REQUEST")
+    assert "covers every call of the tool" in refused["detail"] and "any_arguments" in refused["detail"]
+    both = {"tool": "shop.mail", "tier": "med", "arguments": {"to": "ada"}, "any_arguments": True}
+    status, refused = await one.post("/api/grants", both)
+    assert (status, refused["code"]) == (422, "INVALID_REQUEST")
+    assert (await one.get("/api/grants"))["items"] == []
+    status, grant = await one.post("/api/grants", {"tool": "shop.mail", "any_arguments": True})
+    assert (status, grant["arguments"]) == (201, {})
 
 
 async def test_many_are_decided_at_once_and_each_answers_for_itself(stocked: Shop, rig: Rig) -> None:
@@ -547,7 +566,7 @@ async def test_a_standing_grant_answers_for_its_arguments_until_it_ends(stocked:
 
 async def test_a_revoked_grant_answers_nothing(stocked: Shop) -> None:
     one = await stocked.person("one")
-    _, grant = await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    _, grant = await one.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"})
     answer = await one.http.delete(f"/api/grants/{grant['id']}")
     assert answer.json()["revoked_at"] is not None
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
@@ -555,7 +574,7 @@ async def test_a_revoked_grant_answers_nothing(stocked: Shop) -> None:
 
 async def test_the_grants_of_a_revoked_key_answer_nothing(stocked: Shop) -> None:
     one = await stocked.person("one")
-    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "succeeded"
     await stocked.revoke(one)
     assert await _held_or_done(stocked, to="ada", text="again") == "waiting_approval"
@@ -567,13 +586,13 @@ async def test_a_grant_of_a_workspace_answers_within_it_and_is_nobody_elses(stoc
     shop = stocked
     blue, red = [await shop.person(name, "admin", workspace_id=name) for name in ("blue", "red")]
     asker, boss = await shop.person("asker", "operator", workspace_id="blue"), await shop.person("boss")
-    _, grant = await blue.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    _, grant = await blue.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"})
     assert await _held_or_done(shop, red, to="ada", text="hi") == "waiting_approval"
     assert await _held_or_done(shop, to="ada", text="hi") == "waiting_approval", "nor for a run of no workspace"
     assert await _held_or_done(shop, asker, to="ada", text="hi") == "succeeded"
     assert (await red.get("/api/grants", all=True))["items"] == []
     assert (await red.http.delete(f"/api/grants/{grant['id']}")).status_code == 404
-    _, wide = await boss.post("/api/grants", {"tool": "shop.mail", "tier": "med"})
+    _, wide = await boss.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"})
     assert await _held_or_done(shop, red, to="ada", text="all") == "succeeded", "one of the tenant answers everywhere"
     assert [g["id"] for g in (await blue.get("/api/grants"))["items"]] == [grant["id"]]
     assert (await blue.http.delete(f"/api/grants/{wide['id']}")).status_code == 404
@@ -583,7 +602,7 @@ async def test_a_grant_of_a_workspace_answers_within_it_and_is_nobody_elses(stoc
 
 
 async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked: Shop) -> None:
-    grant = {"tool": "shop.mail", "tier": "med"}
+    grant = {"tool": "shop.mail", "any_arguments": True, "tier": "med"}
     assert (await stocked.admin.post("/api/grants", grant))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     status, body = await (await stocked.person("bot", "agent")).post("/api/grants", grant)
@@ -592,14 +611,14 @@ async def test_nobody_grants_what_they_ask_for_and_agents_grant_nothing(stocked:
 
 async def test_a_grant_covers_no_higher_tier_than_its_own_and_none_can_be_high(stocked: Shop, rig: Rig) -> None:
     one = await stocked.person("one")
-    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "low"}))[0] == 201
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "low"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
-    assert (await one.post("/api/grants", {"tool": "shop.refund", "tier": "high"}))[0] == 422
-    assert (await one.post("/api/grants", {"tool": "shop.refund", "tier": "med"}))[0] == 201
+    assert (await one.post("/api/grants", {"tool": "shop.refund", "any_arguments": True, "tier": "high"}))[0] == 422
+    assert (await one.post("/api/grants", {"tool": "shop.refund", "any_arguments": True, "tier": "med"}))[0] == 201
     run_id = await stocked.start(stocked.admin, "refund", charge="ch", amount=1)
     assert (await stocked.held(run_id))["tier"] == "high"
     assert (await stocked.admin.publish(MAIL_POLICY.format(more='@two_person("true")')))[0] == 200
-    assert (await one.post("/api/grants", {"tool": "shop.mail", "tier": "med"}))[0] == 201
+    assert (await one.post("/api/grants", {"tool": "shop.mail", "any_arguments": True, "tier": "med"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval", "two people are two people"
 
 
@@ -625,7 +644,7 @@ async def test_a_grant_satisfies_what_the_rule_asks_of_an_approval(stocked: Shop
     more = '@approvers("finance") @reason_required("true")'
     assert (await stocked.admin.publish(MAIL_POLICY.format(more=more)))[0] == 200
     outsider, insider = await stocked.person("outsider"), await stocked.person("insider", "approver", "finance")
-    grant = {"tool": "shop.mail", "tier": "med"}
+    grant = {"tool": "shop.mail", "any_arguments": True, "tier": "med"}
     assert (await outsider.post("/api/grants", grant | {"reason": "trust me"}))[0] == 201
     assert await _held_or_done(stocked, to="ada", text="hi") == "waiting_approval"
     assert (await insider.post("/api/grants", grant))[0] == 201

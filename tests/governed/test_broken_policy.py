@@ -1,4 +1,4 @@
-"""A policy that is broken in any way denies, with a reason that a person can act on, and lets no effect through."""
+"""A broken policy always denies, with a reason that a person can act on, and allows no effect."""
 
 import asyncio
 from dataclasses import replace
@@ -10,12 +10,12 @@ from cedarpy import Decision as CedarDecision
 from tests.governed.conftest import Shop
 from tests.rig import Rig
 
-from interlock.governance import judge
+from interlock.governance import evaluator
 
 PAY = "name: pay\nsteps:\n  - {id: pay, tool: bank.pay, input: {amount: 5}, retry: {max_attempts: 1}}"
 PERMIT = '@id("all") permit (principal, action, resource);\n'
 
-# Each with words of the fault that publishing answers with, and of the denial if it is in force all the same.
+# Each with words of the error on publishing, and of the denial if the policy is in force anyway.
 BROKEN = {
     "syntax": ('@id("a") permit (principal, action, resource;', "unexpected", "not valid any more"),
     "unknown attribute": (
@@ -57,7 +57,7 @@ async def bank(shop: Shop, rig: Rig) -> Shop:
 
 
 async def _put_in_force(rig: Rig, text: str) -> None:
-    """Past the check that publishing makes: by an older version, another tool, or a hand in the database."""
+    """Bypass the check on publishing: an older version, another tool or a manual change in the database could do so."""
     await rig.sql("INSERT INTO policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text)
     await rig.sql("UPDATE lane SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
 
@@ -95,7 +95,7 @@ async def test_an_annotation_that_nobody_knows_is_refused_when_published_and_ask
 
 
 async def test_a_forbid_that_fails_while_it_is_evaluated_denies(bank: Shop) -> None:
-    """Cedar by itself would skip it and allow."""
+    """Cedar alone would skip it and allow."""
     text = f"""{PERMIT}
 @id("sum") forbid (principal, action == Action::"bank.pay", resource)
 when {{ context.input.amount * 9223372036854775807 < 0 }};
@@ -130,7 +130,7 @@ async def test_a_tool_that_nobody_knows_does_nothing(bank: Shop, rig: Rig) -> No
 
 
 class Panic(BaseException):
-    """How a panic in Rust arrives."""
+    """A panic in Rust arrives like this."""
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("broken"), MemoryError("broken")], ids=repr)
@@ -138,7 +138,7 @@ async def test_whatever_cedar_raises_denies(error: BaseException, bank: Shop, mo
     def broken(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(judge, "is_authorized", broken)
+    monkeypatch.setattr(evaluator, "is_authorized", broken)
     await _denied(bank, "could not be evaluated", "broken")
 
 
@@ -154,7 +154,7 @@ async def test_an_answer_that_makes_no_sense_denies(
     decision: Any, reasons: list[str], why: str, bank: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = SimpleNamespace(decision=decision, diagnostics=SimpleNamespace(errors=[], reasons=reasons))
-    monkeypatch.setattr(judge, "is_authorized", lambda *args: said)
+    monkeypatch.setattr(evaluator, "is_authorized", lambda *args: said)
     await _denied(bank, why)
 
 
@@ -185,7 +185,7 @@ async def test_only_admins_publish(bank: Shop) -> None:
         assert (status, body["code"]) == (403, "FORBIDDEN")
 
 
-# ---------------------------------------------------------------- trying a policy before it is in force
+# ---------------------------------------------------------------- backtests
 
 
 async def test_a_backtest_lists_what_another_policy_would_have_decided(bank: Shop, rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Caps: runs per minute, writes per run, and what shows how much of them is used."""
+"""Caps: runs per minute, writes per run, and their reported use."""
 
 import asyncio
 from collections import Counter
@@ -10,20 +10,20 @@ import structlog
 from tests.rig import Rig
 
 from interlock.definition.workflow import parse
-from interlock.engine import retries, runs, sweeps, tenants
+from interlock.engine import resume, runs, sweeps, tenants
 from interlock.engine.principal import Principal
 from interlock.errors import DefinitionInvalid, Terminal
 from interlock.ids import uuid7
-from interlock.testing import Clock
-from interlock.worker.loop import Worker
+from interlock.testing import ManualClock
+from interlock.worker.worker import Worker
 
 QUICK = "{name: quick, steps: [{id: a, tool: t.quick}]}"
 MINUTE = datetime(2031, 5, 1, 12, 0, 30, tzinfo=UTC)
 
 
 @pytest.fixture
-async def acme(rig: Rig, clock: Clock) -> Principal:
-    """A tenant with sixty runs a minute, half a minute into one."""
+async def acme(rig: Rig, clock: ManualClock) -> Principal:
+    """A tenant with sixty runs per minute, half a minute into one."""
 
     @rig.tool("t.quick")
     async def quick() -> None: ...
@@ -35,12 +35,12 @@ async def acme(rig: Rig, clock: Clock) -> Principal:
 
 
 async def begun(rig: Rig) -> list[datetime | None]:
-    """When each run began, in the order in which they were asked for."""
+    """Return each run's start time, in the order of the requests."""
     return [row["started_at"] for row in await rig.sql("SELECT started_at FROM run ORDER BY id")]
 
 
 async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
-    rig: Rig, acme: Principal, clock: Clock
+    rig: Rig, acme: Principal, clock: ManualClock
 ) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(1000)]
     for at in range(0, 1000, 125):
@@ -60,7 +60,7 @@ async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
     assert [tuple(row) for row in done] == [("succeeded", 1000)]
 
 
-async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: Principal, clock: Clock) -> None:
+async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: Principal, clock: ManualClock) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(200)]
     await runs.start_many(rig.database, rig.database, acme, news)
     clock.advance(600)
@@ -70,7 +70,7 @@ async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: 
 
 
 async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
-    rig: Rig, acme: Principal, clock: Clock
+    rig: Rig, acme: Principal, clock: ManualClock
 ) -> None:
     http = rig.http(await rig.key("op", "operator", tenant_id=acme.tenant_id))
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(59)]
@@ -87,7 +87,7 @@ async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
     assert (usage["runs_this_minute"], usage["runs_waiting"]) == (60, 0)
     assert (await http.post("/api/runs", json=body)).status_code == 201
     clock.advance(30)
-    # The same key again: it was refused, not answered.
+    # The same key again: the server rejected the first request, so it stored no answer.
     again = await http.post("/api/runs?over_cap=refuse", json=body, headers={"Idempotency-Key": "k"})
     assert again.status_code == 201, again.text
 
@@ -97,7 +97,7 @@ WAIT = "{name: nap, steps: [{id: w, wait: {duration: 1h}}, {id: a, tool: t.quick
 
 
 async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
-    """Which runs left `pending`, and when, in that order."""
+    """Return which runs left `pending`, and when, in that order."""
     rows = await rig.sql(
         "SELECT run_id, at FROM entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
     )
@@ -105,13 +105,13 @@ async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
 
 
 async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
-    rig: Rig, acme: Principal, clock: Clock
+    rig: Rig, acme: Principal, clock: ManualClock
 ) -> None:
     @rig.tool("t.fail")
     async def fail() -> None:
         raise Terminal("no")
 
-    await rig.database.command(lambda tx: tenants.update_tenant(tx, "acme", {"max_runs_per_min": 5}))
+    await rig.database.run_in_transaction(lambda tx: tenants.update_tenant(tx, "acme", {"max_runs_per_min": 5}))
     await rig.apply(GATE, acme)
     await rig.apply(WAIT, acme)
     await rig.apply("{name: fails, steps: [{id: a, tool: t.quick}, {id: b, tool: t.fail}]}", acme)
@@ -122,8 +122,8 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
     for _ in range(4):
         asked += [await rig.start(name, who=acme) for name in ("gate", "nap", "quick")]
         new_id = uuid7()
-        await rig.database.command(
-            lambda tx, new_id=new_id: retries.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
+        await rig.database.run_in_transaction(
+            lambda tx, new_id=new_id: resume.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
         )
         asked.append(new_id)
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)
@@ -140,12 +140,12 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
     by_minute = Counter(at for _, at in (await first_moves(rig))[1:])
     assert sorted(by_minute.values(), reverse=True) == [5, 5, 5, 1]
     ends = Counter([(await rig.run(run_id))["status"] for run_id in asked])
-    # Those that continued a failed one kept what it had done, and failed where it had.
+    # Retries of a failed run kept its completed steps, and failed at the same step.
     assert ends == {"waiting_approval": 4, "waiting_external": 4, "succeeded": 4, "failed": 4}
 
 
 async def settled(rig: Rig, worker: Worker) -> None:
-    """Until nothing is queued and nothing is in its hands."""
+    """Wait until the queue is empty and the worker holds nothing."""
     async with asyncio.timeout(20):
         while await rig.sql("SELECT FROM ready") or worker.drivers:
             pass
@@ -177,7 +177,7 @@ async def test_a_run_asked_for_twice_takes_one_place(rig: Rig, acme: Principal) 
     await rig.apply(GATE, acme)
     new = await runs.prepare(rig.plans, acme, "gate")
     for _ in range(2):
-        await rig.database.command(lambda tx: runs.start_waiting(tx, rig.database, acme, new))
+        await rig.database.run_in_transaction(lambda tx: runs.start_waiting(tx, rig.database, acme, new))
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)
     assert usage["runs_this_minute"] == 1
 
@@ -205,12 +205,12 @@ async def test_a_key_of_one_workspace_does_not_see_every_tenant(rig: Rig, acme: 
     assert seen == ["default"]
 
 
-async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Principal, clock: Clock) -> None:
+async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Principal, clock: ManualClock) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(60)]
     await runs.start_many(rig.database, rig.database, acme, news)
     changed = await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": 10, "weight": 2})
     assert (changed.status_code, changed.json()["max_runs_per_min"], changed.json()["weight"]) == (200, 10, 2.0)
-    # The next run goes to the next minute, not as many minutes on as the old places would fill of the new size.
+    # The next run goes to the next minute, not to the minute that the old places would fill at the new size.
     new = await runs.prepare(rig.plans, acme, "quick")
     await runs.start_many(rig.database, rig.database, acme, [new])
     (row,) = await rig.sql("SELECT wake_at FROM run WHERE id = $1", new.id)
@@ -228,7 +228,7 @@ async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Prin
 async def test_the_stricter_cap_on_writes_counts(rig: Rig, tenant: int | None, workflow: int, whose: str) -> None:
     done: list[int] = []
 
-    @rig.tool("t.write", writes=True, idempotent=True)
+    @rig.tool("t.write", writes=True, risk="low", idempotent=True)
     async def write(n: int) -> None:
         done.append(n)
 
@@ -237,7 +237,7 @@ async def test_the_stricter_cap_on_writes_counts(rig: Rig, tenant: int | None, w
     await rig.apply(f"{{name: writes, caps: {{max_writes_per_run: {workflow}}}, steps: [{steps}]}}", who)
     run = await rig.work_until(await rig.start("writes", who=who))
     assert (run["status"], run["reason"], done) == ("failed", "cap_exceeded", [0, 1])
-    assert run["error"]["message"] == f"the run made 2 writes, as many as its {whose} allows"
+    assert run["error"]["message"] == f"the run has made as many writes as its {whose} allows (2)"
 
 
 @pytest.mark.parametrize(

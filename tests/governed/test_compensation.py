@@ -1,4 +1,4 @@
-"""Compensation: a run that ends without reaching its goal undoes what it did, the last thing first, under the gate."""
+"""Compensation: a run that fails undoes its effects, last first, under the gate."""
 
 import asyncio
 from typing import Any
@@ -11,9 +11,9 @@ from tests.governed.test_crash import DRIVING, CrashAt, _codes, _drive_to_their_
 from tests.rig import Hold, Rig
 
 from interlock import Context, Retryable, Terminal
-from interlock.worker.drive import Driver
-from interlock.worker.loop import Worker
-from interlock.worker.settle import Settler
+from interlock.worker.run_driver import Driver
+from interlock.worker.step_recorder import StepRecorder
+from interlock.worker.worker import Worker
 
 TRIP = """
 name: trip
@@ -32,7 +32,7 @@ steps:
 
 
 class Agency:
-    """What is booked, what was done in which order, and what shall go wrong."""
+    """The bookings, the order of calls, and the scripted failures."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -40,12 +40,12 @@ class Agency:
         self.keys: list[str] = []
         self.broken: dict[str, list[Exception]] = {}
 
-        @rig.tool("trip.book", writes=True)
+        @rig.tool("trip.book", writes=True, risk="low")
         async def book(ctx: Context, what: str) -> dict[str, str]:
             self.done.append(f"book {what}")
             return {"id": f"{what}-1"}
 
-        @rig.tool("trip.cancel", writes=True, idempotent=True)
+        @rig.tool("trip.cancel", writes=True, risk="low", idempotent=True)
         async def cancel(ctx: Context, booking: str) -> dict[str, str]:
             if self.broken.get(booking):
                 raise self.broken[booking].pop(0)
@@ -56,7 +56,7 @@ class Agency:
         @rig.tool("trip.look")
         async def look() -> None: ...
 
-        @rig.tool("trip.car", writes=True)
+        @rig.tool("trip.car", writes=True, risk="low")
         async def car() -> None:
             raise Terminal("no car left")
 
@@ -75,7 +75,7 @@ def log(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 async def at_gate(rig: Rig) -> UUID:
-    """A run that booked both and waits for a person, and for an event beside it."""
+    """A run that booked both and waits at an approval gate, and for an event beside it."""
     await rig.apply(
         TRIP.replace("{id: car, tool: trip.car}", "{id: gate, needs: [hotel], approval: {}}")
         + "  - {id: news, needs: [hotel], wait: {event: e, correlation: c}}\n"
@@ -86,7 +86,7 @@ async def at_gate(rig: Rig) -> UUID:
     return run_id
 
 
-# ---------------------------------------------------------------- undoing
+# ---------------------------------------------------------------- compensating
 
 
 async def test_a_run_that_fails_undoes_what_it_did_in_reverse_order_and_then_fails(
@@ -185,12 +185,12 @@ async def test_in_a_graph_the_last_thing_done_is_undone_first_one_at_a_time(
     first, second = Hold(), Hold()
     undoing: list[str] = []
 
-    @rig.tool("t.do", writes=True)
+    @rig.tool("t.do", writes=True, risk="low")
     async def do(n: int) -> int:
         await (first if n == 1 else second)()
         return n
 
-    @rig.tool("t.undo", writes=True)
+    @rig.tool("t.undo", writes=True, risk="low")
     async def undo(n: int) -> None:
         assert not undoing, "one at a time"
         undoing.append("")
@@ -216,7 +216,7 @@ async def test_in_a_graph_the_last_thing_done_is_undone_first_one_at_a_time(
 
 
 async def test_what_another_run_did_is_not_this_ones_to_undo(shop: Shop, rig: Rig, agency: Agency) -> None:
-    @rig.tool("t.once", writes=True, key="once:{n}")
+    @rig.tool("t.once", writes=True, risk="low", key="once:{n}")
     async def once(n: int) -> dict[str, str]:
         return {"id": "shared"}
 
@@ -264,10 +264,10 @@ async def test_a_run_that_was_undone_cannot_be_continued(shop: Shop, rig: Rig, a
 async def test_what_a_continued_run_took_over_is_undone_even_before_a_worker_saw_it(
     shop: Shop, rig: Rig, agency: Agency
 ) -> None:
-    """Its effect became known only after the first run had failed, which therefore did not undo it."""
+    """The effect became known only after the first run had failed, so the first run did not undo it."""
     began = asyncio.Event()
 
-    @rig.tool("trip.cut", writes=True)
+    @rig.tool("trip.cut", writes=True, risk="low")
     async def cut() -> None:
         began.set()
         await asyncio.Event().wait()
@@ -309,12 +309,12 @@ async def test_the_log_of_what_was_undone_is_on_the_wire(shop: Shop, rig: Rig, a
 
 
 async def test_an_effect_is_undone_once_whoever_does_it(shop: Shop, rig: Rig, agency: Agency) -> None:
-    @rig.tool("trip.reserve", writes=True, undo="trip.release")
+    @rig.tool("trip.reserve", writes=True, risk="low", undo="trip.release")
     async def reserve(booking: str) -> dict[str, str]:
         agency.done.append(f"book {booking}")
         return {"booking": booking}
 
-    @rig.tool("trip.release", writes=True, idempotent=True)
+    @rig.tool("trip.release", writes=True, risk="low", idempotent=True)
     async def release(booking: str) -> None:
         if agency.broken.get(booking):
             raise agency.broken[booking].pop(0)
@@ -331,20 +331,20 @@ async def test_an_effect_is_undone_once_whoever_does_it(shop: Shop, rig: Rig, ag
         [receipt] = await shop.receipts(run_id)
         return run_id, f"/api/receipts/{receipt['id']}/reverse"
 
-    # The run itself first: a person has nothing left to reverse.
+    # The run compensates first: a person has nothing left to reverse.
     run_id, reverse = await reserved("room")
     await rig.cancel(run_id)
     assert (await shop.ended(run_id))["status"] == "canceled"
     status, problem = await shop.admin.post(reverse)
     assert (status, problem["code"], problem["run_id"]) == (409, "ALREADY_REVERSED", str(run_id))
-    # A person first: the run has nothing left to undo, and says who did it.
+    # A person reverses first: the run has nothing left to compensate, and names the person.
     run_id, reverse = await reserved("car")
     status, other = await shop.admin.post(reverse)
     assert status == 201 and (await shop.ended(UUID(other["id"])))["status"] == "succeeded"
     await rig.cancel(run_id)
     run = await shop.ended(run_id)
     assert (run["status"], log(run)) == ("canceled", [("a", "succeeded")])
-    # The run could not: a person may.
+    # The run's compensation failed: a person may reverse the effect.
     agency.broken["boat"] = [Terminal("closed")]
     run_id, reverse = await reserved("boat")
     await rig.cancel(run_id)
@@ -368,12 +368,12 @@ steps:
 
 @pytest.fixture
 def rooms(rig: Rig, agency: Agency) -> Agency:
-    @rig.tool("trip.reserve", writes=True, key="reserve:{room}", undo="trip.release")
+    @rig.tool("trip.reserve", writes=True, risk="low", key="reserve:{room}", undo="trip.release")
     async def reserve(room: str) -> dict[str, str]:
         agency.done.append(f"reserve {room}")
         return {"room": room}
 
-    @rig.tool("trip.release", writes=True)
+    @rig.tool("trip.release", writes=True, risk="low")
     async def release(room: str) -> None:
         if agency.broken.get(room):
             raise agency.broken[room].pop(0)
@@ -403,14 +403,14 @@ async def test_a_run_undoes_what_somebody_else_gave_up_to_undo(shop: Shop, rig: 
 
 
 async def test_an_undo_has_one_key_whoever_tries_it_and_however_often(shop: Shop, rig: Rig, agency: Agency) -> None:
-    """What failed for want of an answer may have been done: the other system must see that it is the same again."""
+    """A reversal that failed without an answer may have happened: the other system must recognize the repeated call."""
     keys: list[str] = []
 
-    @rig.tool("trip.reserve", writes=True, undo="trip.release")
+    @rig.tool("trip.reserve", writes=True, risk="low", undo="trip.release")
     async def reserve(room: str) -> dict[str, str]:
         return {"room": room}
 
-    @rig.tool("trip.release", writes=True, idempotent=True)
+    @rig.tool("trip.release", writes=True, risk="low", idempotent=True)
     async def release(ctx: Context, room: str) -> None:
         keys.append(ctx.idempotency_key)
         if len(keys) < 4:
@@ -437,7 +437,7 @@ async def test_a_run_whose_effect_was_undone_since_is_not_continued_as_if_it_wer
     assert status == 201 and (await shop.ended(UUID(again["id"])))["status"] == "failed"
     [receipt] = [r for r in await shop.receipts(run["id"]) if r["step_key"] == "a"]
     _, other = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
-    for run_id in (run["id"], again["id"]):  # also where it was only taken over
+    for run_id in (run["id"], again["id"]):  # also in the run that only took the effect over
         status, problem = await shop.admin.post(f"/api/runs/{run_id}/retry")
         assert (status, problem["code"], problem["receipt_id"]) == (409, "EFFECT_UNDONE", receipt["id"])
         await shop.ended(UUID(other["id"]))
@@ -449,7 +449,7 @@ async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
     hold, heard = Hold(), asyncio.Event()
     asked = Driver._interrupt_if_asked
 
-    @rig.tool("trip.slow", writes=True)
+    @rig.tool("trip.slow", writes=True, risk="low")
     async def slow(booking: str) -> None:
         await hold()
         agency.done.append(f"cancel {booking}")
@@ -464,7 +464,7 @@ async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
     run_id = await rig.start("trip")
     async with rig.worker():
         await hold.inside()
-        # Sent before the run said that it undoes, and heard after it.
+        # Sent before the run recorded its compensation, and read after it.
         word = ("cancel", None, "ann", '{"reason_code": "canceled_by_user", "said": null}', "canceling")
         await rig.database.fetch("post_to_inbox", rig.clock(), run_id, *word)
         await heard.wait()
@@ -474,7 +474,7 @@ async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
     assert not hold.interrupted and (run["status"], run["reason"]) == ("failed", "terminal_error")
 
 
-# ---------------------------------------------------------------- when undoing fails
+# ---------------------------------------------------------------- failing compensation
 
 
 async def test_a_failing_compensation_is_tried_again_with_backoff(shop: Shop, rig: Rig, agency: Agency) -> None:
@@ -488,7 +488,7 @@ async def test_a_failing_compensation_is_tried_again_with_backoff(shop: Shop, ri
         run = await rig.run(run_id)
         assert (run["status"], run["compensation"][0]["attempt"]) == ("canceling", attempt)
         assert run["compensation"][0]["last_error"]["message"] == "busy"
-        # It waits as everything waits: without a lease.
+        # The run waits as every run does: without a lease.
         [row] = await rig.sql("SELECT lease_worker, wake_at, status FROM run")
         assert (row["lease_worker"], row["status"]) == (None, "canceling") and row["wake_at"] is not None
         rig.clock.advance(60)
@@ -527,19 +527,24 @@ async def test_an_input_that_has_no_value_fails_the_undoing_and_is_shown(shop: S
 
 
 @pytest.mark.parametrize("booking", ["${input.booking}", "${output.id}"])
-async def test_what_was_done_and_whose_answer_could_not_be_kept_is_undone_or_shown(
+async def test_a_write_whose_output_was_dropped_is_undone_or_shown(
     shop: Shop, rig: Rig, agency: Agency, booking: str
 ) -> None:
-    @rig.tool("trip.vague", writes=True)
+    @rig.tool("trip.vague", writes=True, risk="low")
     async def vague() -> str:
         agency.done.append("book train")
         return "\0"
 
+    @rig.tool("trip.pay")
+    async def pay() -> None:
+        raise Terminal("the card is declined")
+
     await rig.apply(
         "{name: trip, steps: [{id: train, tool: trip.vague,"
-        f" compensate: {{tool: trip.cancel, input: {{booking: '{booking}'}}}}}}]}}"
+        f" compensate: {{tool: trip.cancel, input: {{booking: '{booking}'}}}}}}, {{id: pay, tool: trip.pay}}]}}"
     )
     run = await shop.ended(await rig.start("trip", {"booking": "train-1"}))
+    assert run["steps"][0]["status"] == "succeeded"
     if booking == "${input.booking}":
         assert (run["reason"], log(run)) == ("terminal_error", [("train", "succeeded")])
         assert agency.done == ["book train", "cancel train-1"]
@@ -561,7 +566,7 @@ DENIED = """
 
 
 async def held(shop: Shop, rig: Rig) -> tuple[UUID, Person]:
-    """A run that fails and needs a person for each thing that it undoes."""
+    """A failed run that needs an approval for each compensation."""
     assert (await shop.admin.publish(HELD))[0] == 200
     await rig.apply(TRIP)
     run_id = await rig.start("trip")
@@ -584,7 +589,7 @@ async def test_a_compensation_that_policy_holds_waits_for_a_person(shop: Shop, r
     assert row["lease_worker"] is None and await rig.sql("SELECT FROM ready") == []
     question = await shop.question(run_id)
     assert (question["step_key"], question["action"]["fields"]) == ("hotel:undo", {"booking": "hotel-1"})
-    # Whoever cancels it now changes nothing: it is undoing already, and will end as what it was.
+    # A cancel now changes nothing: the run is compensating already and keeps its outcome.
     await rig.cancel(run_id)
     assert (await shop.question(run_id))["id"] == question["id"]
     assert (await ann.approve(question["id"]))[0] == 200
@@ -621,7 +626,7 @@ async def test_a_compensation_that_policy_denies_is_shown(shop: Shop, rig: Rig, 
 async def test_a_worker_that_dies_while_it_undoes_is_followed_by_another(shop: Shop, rig: Rig, agency: Agency) -> None:
     began = asyncio.Event()
 
-    @rig.tool("trip.slow", writes=True, idempotent=True)
+    @rig.tool("trip.slow", writes=True, risk="low", idempotent=True)
     async def slow(ctx: Context, booking: str) -> None:
         agency.keys.append(ctx.idempotency_key)
         if not began.is_set():
@@ -646,7 +651,7 @@ async def test_an_undoing_that_was_cut_off_and_cannot_be_repeated_is_asked_about
 ) -> None:
     began = asyncio.Event()
 
-    @rig.tool("trip.slow", writes=True)
+    @rig.tool("trip.slow", writes=True, risk="low")
     async def slow(booking: str) -> None:
         agency.done.append(f"cancel {booking}")
         if not began.is_set():
@@ -683,23 +688,23 @@ steps:
 async def test_a_worker_that_dies_at_any_line_leaves_nothing_half_undone(
     shop: Shop, rig: Rig, agency: Agency, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Driven to death at every line of the way: first of the step, then of its failure, then of its undoing."""
-    watched = DRIVING | _codes(Driver._round, Driver._begin_to_undo, Settler.settle_failure)
+    """Kill workers at every line: first of the step, then of its failure, then of its compensation."""
+    watched = DRIVING | _codes(Driver._round, Driver._begin_to_undo, StepRecorder.settle_failure)
     monkeypatch.setattr(test_crash, "WATCHED", watched)
     booked: dict[UUID, set[str]] = {}
     canceled: dict[UUID, set[str]] = {}
 
-    @rig.tool("saga.book", writes=True, idempotent=True)
+    @rig.tool("saga.book", writes=True, risk="low", idempotent=True)
     async def book(ctx: Context) -> dict[str, str]:
         booked.setdefault(ctx.run_id, set()).add(ctx.idempotency_key)
         return {"id": str(ctx.run_id)}
 
-    @rig.tool("saga.cancel", writes=True, idempotent=True)
+    @rig.tool("saga.cancel", writes=True, risk="low", idempotent=True)
     async def cancel(ctx: Context, booking: str) -> None:
         assert booking == str(ctx.run_id)
         canceled.setdefault(ctx.run_id, set()).add(ctx.idempotency_key)
 
-    @rig.tool("saga.fail", writes=True, idempotent=True)
+    @rig.tool("saga.fail", writes=True, risk="low", idempotent=True)
     async def fail() -> None:
         raise Terminal("no")
 

@@ -1,6 +1,8 @@
-"""Between intent and settle a worker may die at any line: nothing is done twice, and nothing is passed over in silence.
+"""Between intent and settle a worker may die at any line: no effect happens twice, and no uncertain effect stays
+unreported.
 
-Three kinds of tool: one that may be repeated with the same key, one whose system can be asked, and one that is neither.
+Three kinds of tool: one that repeats safely with the same key, one whose system can be asked, and one that is
+neither.
 """
 
 import asyncio
@@ -16,24 +18,24 @@ import pytest
 from tests.governed.conftest import Crash, Shop, kill, lose, notice
 from tests.rig import Rig
 
-from interlock.engine import append as append_module
+from interlock.engine import journal_writer as append_module
 from interlock.engine import leases
 from interlock.engine import receipts as receipts_module
 from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.tools import Context, DidNotHappen, Happened, Registry
-from interlock.worker import drive, executor, flush, receipts
-from interlock.worker.drive import Driver
-from interlock.worker.held import HeldRun
-from interlock.worker.loop import Worker
-from interlock.worker.passage import Passage
-from interlock.worker.settle import Settler
+from interlock.worker import batch_committer, executor, receipts, run_driver
+from interlock.worker.admission import Admission
+from interlock.worker.leased_run import LeasedRun
+from interlock.worker.run_driver import Driver
+from interlock.worker.step_recorder import StepRecorder
+from interlock.worker.worker import Worker
 
 KINDS = ("repeatable", "askable", "neither")
 
 
 class Bank:
-    """What was paid, by whom. One that knows the key pays once, however often it is asked to."""
+    """The payments, by tool. A tool that knows the key pays once, however often the worker calls it."""
 
     def __init__(self, rig: Rig) -> None:
         self.calls: Counter[UUID] = Counter()
@@ -43,7 +45,7 @@ class Bank:
         def paid(run_id: UUID) -> bool:
             return any(run == run_id for run, _ in self.payments)
 
-        @rig.tool("bank.repeatable", writes=True, idempotent=True)
+        @rig.tool("bank.repeatable", writes=True, risk="low", idempotent=True)
         async def repeatable(ctx: Context, amount: int) -> dict[str, int]:
             self.note(ctx)
             if not paid(ctx.run_id):
@@ -53,13 +55,13 @@ class Bank:
         async def ask(ctx: Context, amount: int) -> Happened | DidNotHappen:
             return Happened({"paid": amount}) if paid(ctx.run_id) else DidNotHappen()
 
-        @rig.tool("bank.askable", writes=True, reconcile=ask)
+        @rig.tool("bank.askable", writes=True, risk="low", reconcile=ask)
         async def askable(ctx: Context, amount: int) -> dict[str, int]:
             self.note(ctx)
             self.payments.append((ctx.run_id, ctx.idempotency_key))
             return {"paid": amount}
 
-        @rig.tool("bank.neither", writes=True)
+        @rig.tool("bank.neither", writes=True, risk="low")
         async def neither(ctx: Context, amount: int) -> dict[str, int]:
             self.note(ctx)
             self.payments.append((ctx.run_id, ctx.idempotency_key))
@@ -74,7 +76,7 @@ class Bank:
 
 
 def flow(kind: str) -> str:
-    # The amount is the run's own number, so that every run is another effect.
+    # The amount is the run's own number, so that every run is a different effect.
     return f"""
 name: pay
 steps:
@@ -84,7 +86,7 @@ steps:
 
 @contextmanager
 def tracing(on_line: Any) -> Iterator[None]:
-    """Calls `on_line(frame)` before every line that is executed in frames `on_line` was not None for."""
+    """Call `on_line(frame)` before every executed line, in frames for which `on_line` did not return None."""
 
     def local(frame: Any, event: str, arg: Any) -> Any:
         if event == "line":
@@ -111,23 +113,44 @@ def _codes(*functions: Any) -> set[Any]:
 
 
 DRIVING = _codes(
-    Passage._may_write, receipts.declare, Passage.attempt, HeldRun.save, HeldRun._take_beside, HeldRun._write,
-    Driver._do_alone, Driver._settle, Settler.settle, receipts.seal, HeldRun.let_go, Driver._leave,
-    executor.execute, executor.attempt, executor.perform, executor.fill, executor.finish, executor.keep,
-)  # fmt: skip
+    Admission._may_write,
+    receipts.declare_intent,
+    Admission.attempt,
+    LeasedRun.save,
+    LeasedRun._take_beside,
+    LeasedRun._write,
+    Driver._do_alone,
+    Driver._settle,
+    StepRecorder.settle,
+    receipts.complete_receipt,
+    LeasedRun.release_lease,
+    Driver._leave,
+    executor.execute,
+    executor.attempt,
+    executor.perform,
+    executor.fill,
+    executor.finish,
+    executor.keep,
+)
 FLUSHING = _codes(
-    flush.Flusher._flush, flush.Flusher._append_whatever_happens, append_module.append, append_module._append,
-    append_module._store_beside, append_module._declare_intents, receipts_module.attempt, receipts_module.seal,
-)  # fmt: skip
+    batch_committer.Flusher._flush,
+    batch_committer.Flusher._append_whatever_happens,
+    append_module.append,
+    append_module._append,
+    append_module._persist_side_effects,
+    append_module._declare_intents,
+    receipts_module.declare_intents,
+    receipts_module.complete_receipts,
+)
 WATCHED: set[Any] = set()
 
 
 def _run_of(frame: Any) -> UUID | None:
-    """Whose line this is."""
+    """Return the run of this line."""
     here = frame.f_locals
     me = here.get("self")
     for run in (me, here.get("run"), getattr(me, "run", None), getattr(me, "_run", None)):
-        if isinstance(run, HeldRun):
+        if isinstance(run, LeasedRun):
             return run.lease.run_id
     if (context := here.get("context") or getattr(here.get("call"), "context", None)) is not None:
         run_id: UUID = context.run_id
@@ -136,7 +159,7 @@ def _run_of(frame: Any) -> UUID | None:
 
 
 class CrashAt:
-    """Each run's driver dies at the line with its own number, counted from the gate."""
+    """Each run's driver dies at the line with the run's number, counted from the gate."""
 
     def __init__(self, lines: dict[UUID, int]) -> None:
         self.lines = lines
@@ -155,7 +178,7 @@ class CrashAt:
 
 
 async def _drive_to_their_deaths(rig: Rig, crash: CrashAt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on whose runs `crash` falls. Nothing is left of it afterwards, and the others know."""
+    """Run a worker and let `crash` interrupt its runs. Afterwards the worker is gone, and the others know."""
     waiting = set(crash.lines)
     ended = asyncio.Event()
     drive = Driver.drive
@@ -213,7 +236,7 @@ async def test_a_worker_that_dies_at_any_line_from_gate_to_settle_repeats_no_eff
                 assert (run["status"], run["result"]) == ("succeeded", {"paid": crash.lines[run_id]}), (place, run)
         assert bool(doubtful) == (kind == "neither")
 
-        # A person finds out about the rest, and says the truth.
+        # A person investigates the rest and reports the truth.
         finder = await shop.person("finder")
         for run_id in doubtful:
             question = await shop.question(run_id)
@@ -242,7 +265,9 @@ class CrashOfAll(CrashAt):
 
     def __call__(self, frame: Any) -> None:
         writes = frame.f_locals.get("writes") or [write for write, _ in frame.f_locals.get("batch", ())]
-        if frame.f_code in _codes(append_module.append, flush.Flusher._flush) and not any(w.beside for w in writes):
+        if frame.f_code in _codes(append_module.append, batch_committer.Flusher._flush) and not any(
+            w.beside for w in writes
+        ):
             return
         self.count += 1
         if self.count == self.line:
@@ -258,7 +283,7 @@ async def test_a_worker_that_dies_at_any_line_of_a_commit_repeats_no_effect(
     bank = Bank(rig)
     await rig.apply(flow(kind))
     places, runs = {}, []
-    # Every third line for each kind of tool, so that the three together see all of them.
+    # Every third line for each kind of tool, so that the three kinds together cover all lines.
     for line in range(1 + KINDS.index(kind), 400, 3):
         run_id = await rig.start("pay", {"amount": line})
         crash = CrashOfAll(line)
@@ -291,10 +316,10 @@ async def test_a_worker_that_dies_at_any_line_of_a_commit_repeats_no_effect(
 
 @contextmanager
 def _holding_tool(rig: Rig, **options: Any) -> Iterator[tuple[asyncio.Event, list[str]]]:
-    """A write that has done its work and does not return."""
+    """A write that has made its effect and does not return."""
     began, done = asyncio.Event(), []
 
-    @rig.tool("bank.slow", writes=True, **options)
+    @rig.tool("bank.slow", writes=True, risk="low", **options)
     async def slow(ctx: Context, amount: int) -> int:
         done.append(ctx.idempotency_key)
         if len(done) > 1:
@@ -316,7 +341,7 @@ async def test_a_write_that_was_seen_to_be_slow_is_still_in_doubt_after_a_crash(
         worker = Worker(rig.database, rig.settings, tools=rig.tools)
         task = asyncio.create_task(worker.run(asyncio.Event()))
         await began.wait()
-        worker.drivers[run_id].note_slow_steps(0.0)  # what the worker does after a third of a second
+        worker.drivers[run_id].note_slow_steps(0.0)  # the worker itself does this after a third of a second
         await worker.flusher.put(append_module.Write(worker.drivers[run_id].run.lease, []))
         await lose(rig, task)
         question = await shop.held(run_id)
@@ -372,9 +397,9 @@ async def test_a_write_that_was_cut_off_is_not_repeated_by_a_tool_that_would_do_
         await began.wait()
         stop.set()
         await task
-        rig.tools = Registry()  # of the next deployment
+        rig.tools = Registry()  # the registry of the next deployment
 
-        @rig.tool("bank.slow", writes=True, **kind)
+        @rig.tool("bank.slow", writes=True, risk="low", **kind)
         async def slow(ctx: Context, amount: int, currency: str = "EUR") -> int:
             done.append(ctx.idempotency_key)
             return amount
@@ -402,7 +427,7 @@ async def test_a_write_that_was_cut_off_is_done_again_with_the_key_it_was_begun_
         await task
         before = rig.tools.find("bank.slow")
         assert before is not None
-        rig.tools.put(replace(before, key="pay:{amount}"))  # another name for the same action
+        rig.tools.put(replace(before, key="pay:{amount}"))  # another key for the same action
         assert (await shop.ended(run_id))["status"] == "succeeded"
         assert len(done) == 2 and len(set(done)) == 1
 
@@ -416,16 +441,16 @@ async def test_a_worker_without_the_tool_takes_no_write_past_the_gate(
 
     await rig.apply(SLOW)
     run_id = await rig.start("pay", {"amount": 1})
-    await rig.claim_by_hand()  # and lost, before it did anything
+    await rig.claim_by_hand()  # and lost before it started a step
     await notice(rig)
     other, ordered = Worker(rig.database, rig.settings, tools=Registry()), asyncio.Event()
 
-    async def is_paused_meanwhile(run: HeldRun) -> None:
+    async def is_paused_meanwhile(run: LeasedRun) -> None:
         await leases.move_worker(rig.database, other.me.id, WorkerEvent.PAUSE)
-        other.orders = leases.Orders(WorkerState.PAUSED)
+        other.orders = leases.DesiredState(WorkerState.PAUSED)
         ordered.set()
 
-    monkeypatch.setattr(drive, "stand_trial", is_paused_meanwhile)
+    monkeypatch.setattr(run_driver, "await_quarantine_slot", is_paused_meanwhile)
     stop = asyncio.Event()
     task = asyncio.create_task(other.run(stop))
     await ordered.wait()
@@ -475,7 +500,7 @@ async def test_a_write_whose_worker_is_lost_again_and_again_ends_in_doubt_not_as
     async def ask(amount: int) -> DidNotHappen:
         return DidNotHappen()
 
-    @rig.tool("bank.slow", writes=True, reconcile=ask)
+    @rig.tool("bank.slow", writes=True, risk="low", reconcile=ask)
     async def slow(amount: int) -> None:
         began.set()
         await asyncio.Event().wait()
@@ -497,7 +522,7 @@ async def test_a_commit_whose_answer_was_lost_still_knows_that_another_run_did_i
 ) -> None:
     done: list[UUID] = []
 
-    @rig.tool("bank.once", writes=True, key="once:{amount}")
+    @rig.tool("bank.once", writes=True, risk="low", key="once:{amount}")
     async def once(ctx: Context, amount: int) -> str:
         done.append(ctx.run_id)
         return "paid"
@@ -515,7 +540,7 @@ async def test_a_commit_whose_answer_was_lost_still_knows_that_another_run_did_i
             raise ConnectionResetError
         return answers
 
-    monkeypatch.setattr(flush, "append", committed_but_not_heard)
+    monkeypatch.setattr(batch_committer, "append", committed_but_not_heard)
     second = await rig.start("pay", {"amount": 1})
     run = await shop.ended(second)
     assert broken and (run["status"], run["result"]) == ("succeeded", "paid")

@@ -1,4 +1,4 @@
-"""The gate: reads pass, low writes leave a receipt, the rest waits for people."""
+"""The gate: reads pass, low writes leave a receipt, and other writes wait for approval."""
 
 from tests.rig import Rig
 
@@ -48,3 +48,23 @@ async def test_reads_pass_low_writes_leave_receipts_and_high_writes_wait(rig: Ri
     receipts = await rig.sql("SELECT status, tool, idempotency_key FROM receipt ORDER BY id")
     assert [tuple(r) for r in receipts][1] == ("succeeded", "shop.refund", "shop:refund:ch_1:50")
     assert len(await rig.sql("SELECT * FROM consumption")) == 1
+
+
+async def test_a_write_without_a_declared_risk_waits_for_a_person(rig: Rig) -> None:
+    """specification DEV-5 (002): the tool does not declare it harmless, so the default policy asks for approval."""
+    done: list[str] = []
+
+    @rig.tool("shop.note", writes=True)
+    async def note() -> None:
+        done.append("note")
+
+    @rig.tool("shop.mark", writes=True, risk="low")
+    async def mark() -> None:
+        done.append("mark")
+
+    await rig.apply("{name: notes, steps: [{id: mark, tool: shop.mark}, {id: note, tool: shop.note}]}")
+    run_id = await rig.start("notes")
+    await rig.work_until(run_id, "waiting_approval")
+    assert done == ["mark"]
+    await rig.decide(run_id, approves=True, who=await rig.person("one", "approver"))
+    assert ((await rig.work_until(run_id))["status"], done) == ("succeeded", ["mark", "note"])

@@ -1,4 +1,4 @@
-"""Evidence and audit, from a run to the file that an auditor holds."""
+"""Evidence and audit, from a run to the auditor's file."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ import pytest
 from tests.rig import Rig
 
 from interlock.engine import audit, evidence, sweeps
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.engine.key_store import Salts, Signing
 from interlock.governance.evidence import EvidenceInvalid, Trust, open_envelope
 from interlock.governance.keys import Keyring
 from interlock.settings import Settings
@@ -56,7 +56,7 @@ async def shop(rig: Rig) -> Rig:
 
 
 async def refunded(rig: Rig) -> UUID:
-    """A read, a low write, and a high write that two people allowed."""
+    """A read, a low write, and a high write that two people approved."""
     run_id = await rig.start("refund", {"charge": "ch_77001", "amount": 48125})
     await rig.work_until(run_id, "waiting_approval")
     for name in ("one", "two"):
@@ -136,7 +136,7 @@ async def test_evidence_waits_for_the_seal_and_says_so(shop: Rig) -> None:
     early = await shop.http().get(f"/api/runs/{run_id}/evidence")
     assert (early.status_code, early.json()["code"], early.headers["retry-after"]) == (404, "EVIDENCE_NOT_READY", "1")
     await audit.seal_all(shop.database, shop.notary.signing)
-    await envelope_of(shop, run_id)  # made now, for whoever asks first
+    await envelope_of(shop, run_id)  # created on the first request
     assert await evidence.make_all_due(shop.database, shop.notary) == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_run_that_was_canceled_or_failed_has_its_evidence_too(shop: Rig)
 async def test_another_tenant_does_not_get_it(shop: Rig) -> None:
     run_id = await refunded(shop)
     await shop.prove()
-    other = await shop.database.command(lambda tx: _tenant(shop, tx))
+    other = await shop.database.run_in_transaction(lambda tx: _tenant(shop, tx))
     key = await shop.key("eve", "admin", tenant_id=other)
     assert (await shop.http(key).get(f"/api/runs/{run_id}/evidence")).status_code == 404
     assert (await shop.http(key).get("/api/audit")).json()["items"] == []
@@ -194,6 +194,31 @@ async def test_a_maker_that_died_after_storing_is_followed_by_one_that_takes_its
     assert await envelope_of(shop, run_id) == first
 
 
+async def test_a_run_that_ends_again_after_a_restore_gets_evidence_again(shop: Rig) -> None:
+    """A bundle of that name exists already, from the time that the restore undid (reliability V9)."""
+    await refunded(shop)
+    await shop.prove()
+    [row] = await shop.sql("SELECT name FROM evidence")
+    artifacts = shop.settings.data_dir / "artifacts"
+    first = artifacts / row["name"]
+    other = await refunded(shop)
+    await shop.prove()
+    [its] = await shop.sql("SELECT name FROM evidence WHERE run_id = $1", other)
+    # As if the second run had ended differently before the restore: our own true bundle already has its name.
+    (artifacts / its["name"]).chmod(0o600)
+    (artifacts / its["name"]).write_bytes(first.read_bytes())
+    async with tampering(shop, "evidence") as connection:
+        await connection.execute(
+            "INSERT INTO evidence_due SELECT run_id, tenant_id, made_at FROM evidence WHERE run_id = $1", other
+        )
+        await connection.execute("DELETE FROM evidence WHERE run_id = $1", other)
+    for _ in range(2):  # the second signer finds the first one's file
+        assert await evidence.make_all_due(shop.database, shop.notary) <= 1
+    assert open_envelope(await envelope_of(shop, other)).statement["predicate"]["run"]["id"] == str(other)
+    assert (artifacts / its["name"]).read_bytes() == first.read_bytes(), "the bundle of the first end stays"
+    assert not await shop.sql("SELECT FROM evidence_due"), "retention waits for nothing"
+
+
 async def test_a_forged_file_in_its_place_is_not_taken(shop: Rig) -> None:
     run_id = await refunded(shop)
     await shop.prove()
@@ -209,7 +234,7 @@ async def test_a_forged_file_in_its_place_is_not_taken(shop: Rig) -> None:
         )
     assert await evidence.make_due(shop.database, shop.notary) == 1
     assert await shop.sql("SELECT * FROM evidence") == []
-    assert await evidence.make_due(shop.database, shop.notary) == 0  # tried again later
+    assert await evidence.make_due(shop.database, shop.notary) == 0  # retried later
 
 
 async def test_without_the_signing_key_nothing_is_sealed_or_made(shop: Rig) -> None:
@@ -275,7 +300,7 @@ def test_salts_are_of_one_tenant_and_need_the_secret(settings: Settings) -> None
 
 @asynccontextmanager
 async def tampering(rig: Rig, *tables: str) -> AsyncIterator[Any]:
-    """As the owner of the tables can."""
+    """Disable the triggers, as the owner of the tables can."""
     async with rig.database.pool.acquire() as connection, connection.transaction():
         for table in tables:
             await connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -368,8 +393,8 @@ async def test_a_chain_cut_back_whole_is_found_with_the_checkpoints_of_evidence(
 
 async def test_a_month_goes_only_when_its_going_is_signed(shop: Rig) -> None:
     object.__setattr__(shop.settings, "retention_days", 30)
-    run_id = await refunded(shop)
-    shop.clock.advance(100 * 86400)
+    async with shop.long_ago():
+        run_id = await refunded(shop)
     key = shop.notary.signing.key()
 
     async def left() -> int:
@@ -399,7 +424,7 @@ async def test_an_auditor_with_the_file_and_the_public_key_needs_nothing_else(sh
     file, pem = tmp_path / "run.json", tmp_path / "keys.pem"
     file.write_bytes(await envelope_of(shop, run_id))
     pem.write_text("".join(key["pem"] for key in (await shop.http().get("/api/audit/keys")).json()["items"]))
-    # Another process, with no database, no server and no settings of ours.
+    # Another process, with no database, no server and none of our settings.
     command = [sys.executable, "-m", "interlock", "evidence", "verify", str(file), "--key", str(pem), "--json"]
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
 

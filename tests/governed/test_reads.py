@@ -1,16 +1,17 @@
-"""Reads are judged where the policy could say anything but yes, and nowhere else."""
+"""The policy judges a read only if its answer could be anything but `allow`."""
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.governed.conftest import Shop, kill, notice
 from tests.rig import Hold, Rig
 
 from interlock.engine.policies import Policies
-from interlock.governance.judge import Policy
+from interlock.governance.evaluator import CompiledPolicy
 from interlock.store.pool import Database
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 
 READS = '@id("reads") permit (principal, action in Action::"read", resource);\n'
 PRIVATE = READS + (
@@ -47,7 +48,7 @@ async def test_a_read_that_is_forbidden_is_not_made(office: Shop, rig: Rig) -> N
     assert denied["error"]["rules"] == ["private"]
     allowed = await office.ended(await office.start(office.admin, "look", what="phone"))
     assert (allowed["result"], office.done) == ("the phone", ["phone"])
-    # Both decisions are kept, for evidence and backtests; neither read left a receipt.
+    # The store keeps both decisions, for evidence and backtests; neither read left a receipt.
     assert sorted(await decisions(rig)) == ["allow", "deny"]
     assert await rig.sql("SELECT FROM receipt") == []
     _, found = await office.admin.post("/api/policy/backtest", {"policy": READS})
@@ -157,14 +158,14 @@ async def test_under_the_default_policy_a_read_is_neither_judged_nor_asked_about
 
     run_id = await office.start(office.admin, "look", what="phone")
     monkeypatch.setattr(Database, "row", noted)
-    monkeypatch.setattr(Policy, "decide", judged)
+    monkeypatch.setattr(CompiledPolicy, "decide", judged)
     monkeypatch.setattr(Policies, "current", looked_up)
     run = await office.ended(run_id)
     assert (run["status"], "policy_in_force" in asked, await decisions(rig)) == ("succeeded", False, [])
 
 
 async def test_a_tool_that_comes_later_is_judged_like_those_that_were_there(office: Shop, rig: Rig) -> None:
-    """As when a server of tools is connected while the worker runs."""
+    """For example, an MCP server connects while the worker runs."""
     policies = Policies(rig.database, rig.tools)
     assert not (await policies.current(rig.admin.tenant_id)).always_allows("late.look")
     async with rig.worker():
@@ -178,3 +179,63 @@ async def test_a_tool_that_comes_later_is_judged_like_those_that_were_there(offi
         run = await rig.until(await office.start(office.admin, "late"))
     assert (run["status"], run["result"]) == ("succeeded", "seen")
     assert (await policies.current(rig.admin.tenant_id)).always_allows("late.look")
+
+
+# ---------------------------------------------------------------- reads that are not idempotent
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "stopped"])
+async def test_a_read_that_is_not_idempotent_is_not_repeated_after_a_crash(shop: Shop, rig: Rig, lost: bool) -> None:
+    """specification BUG-3: the tool was called twice, and the step said `idempotent: true`."""
+    hold = Hold()
+
+    @rig.tool("queue.pop", idempotent=False)
+    async def pop() -> str:
+        shop.done.append("popped")
+        await hold()
+        return "first"
+
+    await rig.apply("{name: pop, steps: [{id: a, tool: queue.pop}]}")
+    run_id = await rig.start("pop")
+    stop, impatient = asyncio.Event(), rig.settings.model_copy(update={"drain_seconds": 0.1})
+    task = asyncio.create_task(Worker(rig.database, impatient, tools=rig.tools).run(stop))
+    await hold.inside()
+    if lost:
+        await kill(rig, task)
+        await notice(rig)
+    else:
+        stop.set()
+        await task
+    hold.release.set()
+    run = await shop.ended(run_id)
+    assert (run["status"], run["reason"], shop.done) == ("failed", "resume_failed", ["popped"])
+    assert (run["error"]["code"], run["steps"][0]["idempotent"]) == ("RUN_RESUME_FAILED", False)
+    assert "queue.pop" in run["error"]["message"] and "idempotent=False" in run["error"]["message"]
+    status, again = await shop.admin.post(f"/api/runs/{run_id}/retry")
+    assert status == 201 and (await shop.ended(UUID(again["id"])))["status"] == "succeeded"
+    assert shop.done == ["popped", "popped"]
+
+
+async def test_a_read_that_is_not_idempotent_and_was_not_begun_goes_on_after_a_crash(shop: Shop, rig: Rig) -> None:
+    """The worker was lost during the step before it."""
+    hold = Hold()
+
+    @rig.tool("queue.look")
+    async def look() -> None:
+        await hold()
+
+    @rig.tool("queue.pop", idempotent=False)
+    async def pop() -> str:
+        shop.done.append("popped")
+        return "first"
+
+    await rig.apply("{name: pop, steps: [{id: a, tool: queue.look}, {id: b, tool: queue.pop}]}")
+    run_id = await rig.start("pop")
+    task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
+    await hold.inside()
+    await kill(rig, task)
+    await notice(rig)
+    hold.release.set()
+    run = await shop.ended(run_id)
+    assert (run["status"], run["result"], shop.done) == ("succeeded", "first", ["popped"])
+    assert (await rig.journal(run_id)).count("b: pending -claim-> running") == 1

@@ -1,4 +1,4 @@
-"""Receipts: one effect, one key, one success; what is in doubt is for people, and what is undone is undone once."""
+"""Receipts: one effect, one key, one success; a person resolves an effect in doubt, and a reversal happens once."""
 
 import asyncio
 import sys
@@ -14,15 +14,15 @@ from tests.governed.conftest import Person, Shop, lose
 from tests.rig import Rig
 
 from interlock.engine import receipts
-from interlock.engine.receipts import Intent
+from interlock.engine.receipts import EffectIntent
 from interlock.errors import Retryable, Terminal
 from interlock.ids import uuid7
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Tx
 from interlock.telemetry import metrics
-from interlock.tools import Context, DidNotHappen, Happened, Tool
-from interlock.worker import settle, threads
-from interlock.worker.loop import Worker
+from interlock.tools import Context, DidNotHappen, Happened, RegisteredTool
+from interlock.worker import step_recorder, thread_runner
+from interlock.worker.worker import Worker
 
 PAY = """
 name: pay
@@ -36,13 +36,13 @@ steps:
 
 @pytest.fixture(autouse=True)
 def _looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(step_recorder, "_LOOK_SECONDS", 0.05)
 
 
 def bank(shop: Shop, body: Callable[[int], Awaitable[Any]] | None = None, **options: Any) -> None:
-    """A tool that writes down each call, then does `body` with how many there were."""
+    """A tool that records each call, then runs `body` with the number of calls."""
 
-    @shop.rig.tool("bank.pay", **({"writes": True, "key": "pay:{to}"} | options))
+    @shop.rig.tool("bank.pay", **({"writes": True, "risk": "low", "key": "pay:{to}"} | options))
     async def pay(ctx: Context, amount: int, to: str) -> Any:
         shop.done.append(f"{ctx.idempotency_key} {amount}")
         return await body(len(shop.done)) if body else {"paid": amount, "id": "p_1"}
@@ -73,7 +73,7 @@ async def test_every_move_of_a_receipt_is_counted_also_another_try(shop: Shop, r
 
 
 async def test_a_key_made_of_a_long_argument_is_shortened_and_still_names_one_effect(shop: Shop, rig: Rig) -> None:
-    """What a model or an input chooses must not end a worker, as a row that no index can hold did."""
+    """A key that a model or an input chooses must not end a worker: a row that was too large for an index did."""
     bank(shop)
     await rig.apply(PAY)
     text = "".join(str(uuid7()) for _ in range(300))
@@ -88,7 +88,7 @@ async def test_what_the_database_has_no_room_for_costs_its_run_and_no_worker(
     shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "".join(str(uuid7()) for _ in range(300))
-    monkeypatch.setattr(sys.modules[Tool.__module__], "_LONGEST_KEY", 10**9)
+    monkeypatch.setattr(sys.modules[RegisteredTool.__module__], "_LONGEST_KEY", 10**9)
     bank(shop)
     await rig.apply(PAY)
     run_id = await shop.start(shop.admin, "pay", amount=5, to=text)
@@ -156,7 +156,7 @@ async def test_two_runs_that_want_the_same_effect_at_the_same_moment_have_it_don
 
 
 async def _until_all_ended(rig: Rig, runs: list[UUID]) -> list[dict[str, Any]]:
-    """The losers try again after a second; time is moved for them."""
+    """The losers retry after a second; the test moves the clock for them."""
     async with asyncio.timeout(20):
         while True:
             found = [await rig.run(run_id) for run_id in runs]
@@ -171,15 +171,15 @@ async def test_an_intent_that_another_worker_declares_at_this_moment_is_waited_f
 ) -> None:
     tenant = rig.admin.tenant_id
 
-    def intent() -> Intent:
-        return Intent(id=uuid7(), step="a", tool="t", key="k", digest="d", attempt=1, request_metadata="{}")
+    def intent() -> EffectIntent:
+        return EffectIntent(id=uuid7(), step="a", tool="t", key="k", digest="d", attempt=1, request_metadata="{}")
 
     mine, theirs = intent(), intent()
     async with database.pool.acquire() as one, database.pool.acquire() as two:
         transaction = one.transaction()
         await transaction.start()
-        assert await receipts.attempt(Tx(one), database, [(tenant, uuid7(), theirs)]) == {}
-        waiting = asyncio.create_task(receipts.attempt(Tx(two), database, [(tenant, uuid7(), mine)]))
+        assert await receipts.declare_intents(Tx(one), database, [(tenant, uuid7(), theirs)]) == {}
+        waiting = asyncio.create_task(receipts.declare_intents(Tx(two), database, [(tenant, uuid7(), mine)]))
         await _until_blocked(one, two)
         await transaction.commit()
         prior = (await waiting)[mine.id]
@@ -203,7 +203,7 @@ async def test_an_intent_seen_too_late_is_tried_again_and_no_conflict(
         if unseen:
             return await attempt(tx, database, intents)
         unseen.append(True)
-        found = receipts.Prior(None, "pay:ada", None, None, ReceiptState.ATTEMPTED, None, None)
+        found = receipts.ExistingReceipt(None, "pay:ada", None, None, ReceiptState.ATTEMPTED, None, None)
         return {intent.id: found for _, _, intent in intents}
 
     monkeypatch.setattr(receipts, "_attempt", at_the_same_moment)
@@ -221,11 +221,11 @@ async def test_a_receipt_that_succeeded_is_final_in_the_row_itself(shop: Shop, r
         await rig.sql("UPDATE receipt SET status = 'failed'")
 
 
-# ---------------------------------------------------------------- cut off
+# ---------------------------------------------------------------- interrupted calls
 
 
 class Unheard(Exception):
-    """A client's own idea of a time-out; not Python's."""
+    """A client's own time-out error; not Python's."""
 
 
 CUT_OFF = {
@@ -266,13 +266,13 @@ async def test_a_write_that_overran_its_time_is_in_doubt(shop: Shop, rig: Rig) -
 async def test_a_write_whose_thread_is_still_at_it_is_not_asked_about_but_in_doubt(
     shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(thread_runner, "_THREAD_GRACE_SECONDS", 0.01)
     release = threading.Event()
 
     async def reconcile(amount: int, to: str) -> DidNotHappen:
         return DidNotHappen()  # not yet
 
-    @rig.tool("bank.pay", writes=True, timeout=0.05, reconcile=reconcile)
+    @rig.tool("bank.pay", writes=True, risk="low", timeout=0.05, reconcile=reconcile)
     def pay(amount: int, to: str) -> None:
         shop.done.append("paid")
         release.wait(30)
@@ -333,7 +333,7 @@ async def test_an_idempotent_write_that_was_cut_off_is_repeated_with_the_same_ke
 async def test_a_retried_run_repeats_an_idempotent_write_with_the_same_key(shop: Shop, rig: Rig) -> None:
     async def body(calls: int) -> str:
         if calls < 3:
-            raise TimeoutError("no answer")  # and who knows whether the bank has paid
+            raise TimeoutError("no answer")  # the bank may have paid
         return "paid"
 
     bank(shop, body, idempotent=True, key=None)
@@ -368,7 +368,7 @@ async def test_a_system_that_can_be_asked_is_asked_before_anything_is_repeated(
 
 
 async def test_a_plain_function_that_asks_the_system_holds_up_nobody(shop: Shop, rig: Rig) -> None:
-    """It waits for the network, like the tool: in a thread, so that the worker goes on and beats."""
+    """The function waits for the network in a thread, like the tool: the worker continues to send heartbeats."""
     goes_on = threading.Event()
 
     def asked(to: str, amount: int, ctx: Context) -> Happened | None:
@@ -389,7 +389,7 @@ async def test_a_plain_function_that_asks_the_system_holds_up_nobody(shop: Shop,
 async def test_a_system_that_does_not_know_either_leaves_it_to_people(
     error: type[BaseException], plain: bool, shop: Shop, rig: Rig
 ) -> None:
-    """Say, `next(each for each in payments if …)` found none. It ends neither its worker nor the wait for it."""
+    """For example, `next(each for each in payments if …)` found none. Neither the worker nor the wait ends."""
 
     def ask(ctx: Context, amount: int, to: str) -> Happened:
         raise error
@@ -407,20 +407,21 @@ async def test_a_system_that_does_not_know_either_leaves_it_to_people(
 
 
 @pytest.mark.parametrize("output", [object(), "x" * 2_000_000, "a\x00b"], ids=["not JSON", "too large", "NUL"])
-async def test_a_write_whose_answer_cannot_be_kept_has_happened_all_the_same(output: Any, shop: Shop, rig: Rig) -> None:
+async def test_a_write_whose_output_cannot_be_stored_succeeds_with_a_marker(output: Any, shop: Shop, rig: Rig) -> None:
+    """agents 3: the receipt said `succeeded` and the step `failed`, which is a reason to repeat the write."""
+
     async def body(calls: int) -> Any:
         return output
 
     bank(shop, body)
     await rig.apply(PAY)
     run = await _paid(shop, amount=5, to="ada")
-    assert (run["status"], run["reason"]) == ("failed", "terminal_error")
-    assert [r["status"] for r in await shop.receipts(run["id"])] == ["succeeded"]
+    assert (run["status"], run["steps"][-1]["status"]) == ("succeeded", "succeeded")
+    assert run["result"]["output_dropped"] is True and "was done, but its output" in run["result"]["reason"]
+    [receipt] = await shop.receipts(run["id"])
+    assert receipt["status"] == "succeeded"
     again = await _paid(shop, amount=5, to="ada")
-    assert (again["status"], len(shop.done)) == ("succeeded", 1), "it is not done a second time"
-    status, retried = await shop.admin.post(f"/api/runs/{run['id']}/retry")
-    assert status == 201 and (await shop.ended(UUID(retried["id"])))["status"] == "succeeded"
-    assert len(shop.done) == 1
+    assert (again["status"], again["result"], len(shop.done)) == ("succeeded", run["result"], 1)
 
 
 # ---------------------------------------------------------------- the three choices
@@ -477,12 +478,12 @@ async def test_fail_fails_the_run_and_claims_nothing_about_the_effect(on_reject:
     run = await rig.run(run_id)
     assert (run["status"], run["reason"]) == ("failed", "resume_failed")
 
-    # Nobody knows yet: not another run, not a retry.
+    # The outcome is still unknown: neither another run nor a retry may repeat the effect.
     other = await _paid_or_failed(shop, amount=5, to="ada")
     assert (other["status"], other["error"]["type"], len(shop.done)) == ("failed", "EffectUnderWay", 1)
     status, body = await shop.admin.post(f"/api/runs/{run_id}/retry")
     assert (status, body["code"], body["receipt_id"]) == (409, "EFFECT_IN_DOUBT", question["receipt_id"])
-    # Somebody finds out later.
+    # A person finds out later.
     status, body = await finder.post(_resolve(question), {"outcome": "fail"})
     assert (status, body["code"]) == (409, "RUN_TERMINAL_STATE")
     status, receipt = await finder.post(_resolve(question), {"outcome": "happened", "output": {"paid": 5}})
@@ -550,13 +551,14 @@ async def test_a_doubtful_effect_that_was_approved_is_approved_anew_and_may_be_e
     again = await shop.held(run_id)
     assert (again["kind"], len(shop.done)) == ("action", 1), "an approval is used once"
     await one.approve(again["id"], patch={"amount": 4})
-    await two.approve(again["id"])
+    seen = await two.get(f"/api/approvals/{again['id']}")
+    await two.approve(again["id"], digest=seen["action"]["digest"])
     run = await shop.ended(run_id)
     assert (run["status"], run["error"]) == ("succeeded", None)
     assert [line.split()[-1] for line in shop.done] == ["5", "4"] and len(set(shop.done)) == 2
 
 
-# ---------------------------------------------------------------- a run that ends while a write is under way
+# ---------------------------------------------------------------- a run that ends during a write
 
 
 @pytest.mark.parametrize(("idempotent", "status"), [(False, "in_doubt"), (True, "failed")])
@@ -595,7 +597,7 @@ async def test_a_write_that_waits_for_a_thread_never_begins_after_a_cancel(shop:
             ctx.heartbeat()
             threading.Event().wait(0.001)
 
-    @rig.tool("bank.pay", writes=True)
+    @rig.tool("bank.pay", writes=True, risk="low")
     def pay() -> None:
         shop.done.append("paid")
 
@@ -641,7 +643,7 @@ async def test_a_run_that_ends_after_its_worker_was_lost_leaves_no_effect_that_n
     assert [r["status"] for r in await shop.receipts(run_id)] == ["in_doubt"]
 
 
-# ---------------------------------------------------------------- undoing
+# ---------------------------------------------------------------- reversing
 
 
 UNDO = """
@@ -653,7 +655,12 @@ steps:
 
 def _undoable(shop: Shop, **options: Any) -> None:
     @shop.rig.tool(
-        "bank.charge", writes=True, undo="bank.refund", key="charge:{customer}", show=["customer", "id"], **options
+        "bank.charge",
+        writes=True,
+        undo="bank.refund",
+        key="charge:{customer}",
+        show=["customer", "id"],
+        **{"risk": "low", **options},
     )
     async def charge(amount: int, customer: str) -> dict[str, Any]:
         shop.done.append(f"charge {amount}")
@@ -699,11 +706,11 @@ steps:
 async def test_what_a_step_says_about_undoing_goes_before_what_its_tool_says(
     undo: str | None, shop: Shop, rig: Rig
 ) -> None:
-    @rig.tool("bank.charge", writes=True, undo=undo)
+    @rig.tool("bank.charge", writes=True, risk="low", undo=undo)
     async def charge(amount: int, customer: str) -> dict[str, Any]:
         return {"id": "ch_1"}
 
-    @rig.tool("bank.give_back", writes=True)
+    @rig.tool("bank.give_back", writes=True, risk="low")
     async def give_back(charge: str, cents: int) -> None:
         shop.done.append(f"{charge} {cents}")
 
@@ -722,11 +729,11 @@ async def test_what_a_step_says_about_undoing_goes_before_what_its_tool_says(
 async def test_undoing_that_asks_for_what_was_not_returned_says_so_and_may_be_asked_for_again(
     shop: Shop, rig: Rig
 ) -> None:
-    @rig.tool("bank.charge", writes=True)
+    @rig.tool("bank.charge", writes=True, risk="low")
     async def charge(amount: int, customer: str) -> dict[str, Any]:
         return {"number": "ch_1"}
 
-    @rig.tool("bank.give_back", writes=True)
+    @rig.tool("bank.give_back", writes=True, risk="low")
     async def give_back(charge: str, cents: int) -> None: ...
 
     await rig.apply(COMPENSATED)
@@ -738,7 +745,7 @@ async def test_undoing_that_asks_for_what_was_not_returned_says_so_and_may_be_as
 
 
 async def test_an_effect_is_undone_in_the_workspace_in_which_it_was_done(shop: Shop, rig: Rig) -> None:
-    """Whoever asks for it: what the policy says about that workspace is said about undoing there too."""
+    """The policy for that workspace also judges the reversal, for every caller."""
     _undoable(shop)
     await rig.apply(UNDO)
     _, reverse = await _charged(shop, await shop.person("blue", "operator", workspace_id="blue"))
@@ -751,7 +758,7 @@ async def test_an_effect_is_undone_in_the_workspace_in_which_it_was_done(shop: S
 
 
 async def _charged(shop: Shop, who: Person | None = None) -> tuple[UUID, str]:
-    """A run that charged, and where to have that undone."""
+    """A run that charged, and the path of its reversal."""
     run = await shop.ended(await shop.start(who or shop.admin, "charge", amount=5))
     (receipt,) = await shop.receipts(run["id"])
     return run["id"], f"/api/receipts/{receipt['id']}/reverse"
@@ -781,7 +788,7 @@ async def test_a_key_whose_effect_was_undone_is_free_again(shop: Shop, rig: Rig)
 async def test_an_undo_that_came_to_nothing_may_be_tried_again(how: str, shop: Shop, rig: Rig) -> None:
     broken = how == "failed"
 
-    @rig.tool("bank.charge", writes=True, undo="bank.refund")
+    @rig.tool("bank.charge", writes=True, risk="low", undo="bank.refund")
     async def charge(amount: int, customer: str) -> dict[str, Any]:
         return {"id": "ch_1"}
 
@@ -810,7 +817,7 @@ async def test_an_undo_that_came_to_nothing_may_be_tried_again(how: str, shop: S
     status, problem = await shop.admin.post(f"/api/runs/{first['id']}/retry")
     assert (status, problem["code"], problem["run_id"]) == (409, "ALREADY_REVERSED", second["id"])
     await gave_up(second["id"])
-    # To retry the run that had it last is as good; then nobody else may, until that one has given up too.
+    # Retrying the latest holder works too. Then no other run may reverse until that run has also given up.
     status, third = await shop.admin.post(f"/api/runs/{second['id']}/retry")
     assert status == 201, third
     status, problem = await shop.admin.post(reverse)
@@ -830,7 +837,8 @@ async def test_an_edited_effect_is_undone_as_it_was_done(shop: Shop, rig: Rig) -
     one, two = await shop.person("one"), await shop.person("two")
     question = await shop.held(run_id)
     await one.approve(question["id"], patch={"amount": 3})
-    await two.approve(question["id"])
+    seen = await two.get(f"/api/approvals/{question['id']}")
+    await two.approve(question["id"], digest=seen["action"]["digest"])
     await shop.ended(run_id)
     (receipt,) = await shop.receipts(run_id)
     _, undo = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
@@ -843,17 +851,17 @@ async def test_what_did_not_happen_or_names_no_undo_or_lacks_its_input_is_not_re
 
     bank(shop, fails, undo="bank.refund")
 
-    @rig.tool("bank.gift", writes=True)
+    @rig.tool("bank.gift", writes=True, risk="low")
     async def gift() -> None: ...
 
-    @rig.tool("bank.lend", writes=True, undo="bank.refund")
+    @rig.tool("bank.lend", writes=True, risk="low", undo="bank.refund")
     async def lend(amount: int) -> int:
         return amount
 
-    @rig.tool("bank.refund", writes=True)
+    @rig.tool("bank.refund", writes=True, risk="low")
     async def refund(id: str) -> None: ...
 
-    @rig.tool("bank.sell", writes=True, undo="bank.nothing")
+    @rig.tool("bank.sell", writes=True, risk="low", undo="bank.nothing")
     async def sell() -> None: ...
 
     await rig.apply(PAY)

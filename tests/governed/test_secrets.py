@@ -1,4 +1,4 @@
-"""Secrets: tools get the values, and nobody else sees them, however a run goes."""
+"""Secrets: tools get the values, and no other output contains them, however a run goes."""
 
 import base64
 import json
@@ -19,12 +19,12 @@ from tests.rig import Rig
 from interlock import Context, Retryable, Secret, Terminal
 from interlock.definition.workflow import parse
 from interlock.engine import approvals
-from interlock.engine.secrets import Secrets
+from interlock.engine.secrets import Secrets, Use
 from interlock.errors import DefinitionInvalid
 from interlock.store.pool import Tx
 from interlock.telemetry import configure_logging
 
-# Written down in any of many ways it keeps the part in the middle.
+# Every encoding keeps the middle part recognizable.
 NEEDLE = "pl4nted7w0rd"
 VALUE = f"sk_live/+= äö\"'\\{NEEDLE}\\n$x"
 
@@ -37,7 +37,7 @@ steps:
     retry: {max_attempts: 2, backoff: [0s]}
 """
 
-# A rule for bank.pay that makes it wait for one person.
+# A rule for bank.pay that requires one approval.
 HOLDS = """
 @id("reads") permit(principal, action in Action::"read", resource);
 @id("pay") @decision("needs_approval") @tier("med") permit(principal, action == Action::"bank.pay", resource);
@@ -52,7 +52,7 @@ def lines() -> Iterator[list[Any]]:
 
 @pytest.fixture
 async def bank(rig: Rig) -> list[dict[str, Any]]:
-    """A tool that takes a secret, and what it was called with."""
+    """A tool that takes a secret, and its calls."""
     called: list[dict[str, Any]] = []
 
     @rig.tool("bank.pay", writes=True, risk="low", idempotent=True, target="{auth}", show=["auth", "note"])
@@ -93,14 +93,14 @@ class _Strict(BaseModel):
 
 async def keep(rig: Rig, name: str, value: str) -> None:
     answer = await rig.http().put(
-        f"/api/secrets/{name}", json={"value": value}, headers={"Idempotency-Key": f"set-{name}"}
+        f"/api/secrets/{name}", json={"value": value, "tools": ["*"]}, headers={"Idempotency-Key": f"set-{name}"}
     )
     assert answer.status_code == 200, answer.text
     assert value not in answer.text
 
 
 async def everything(rig: Rig, lines: list[Any]) -> str:
-    """Every row of every table, every line of the log, every file of evidence, and what the API shows of them."""
+    """Return every row of every table, every log line, every evidence file, and the API's view of them."""
     await rig.prove()
     found = [repr(lines)]
     tables = await rig.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
@@ -127,7 +127,7 @@ def _contents(path: Path) -> Iterator[str]:
 
 
 def traces(haystack: str, needle: str = NEEDLE) -> list[str]:
-    """Where it stands, in the clear or as what it becomes on the way: hexadecimal, and base64 by where it begins."""
+    """Return the places that contain the secret: in clear text, hexadecimal, or base64 at each of the three offsets."""
     raw = needle.encode()
     inside = [base64.b64encode(bytes(at) + raw)[4 if at else 0 : -4].decode() for at in range(3)]
     return [form for form in (needle, raw.hex(), *inside) if form in haystack]
@@ -195,7 +195,7 @@ async def test_people_approve_and_edit_what_names_a_secret(
             tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"amount": 3}
         )
 
-    await rig.database.command(edit)
+    await rig.database.run_in_transaction(edit)
     await rig.decide(run_id, approves=True, who=two)
     run = await rig.work_until(run_id)
     assert run["status"] == "succeeded", run
@@ -216,7 +216,7 @@ async def test_what_an_approver_writes_is_text_and_no_secret(rig: Rig, bank: lis
             tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch=patch
         )
 
-    await rig.database.command(edit)
+    await rig.database.run_in_transaction(edit)
     await rig.decide(run_id, approves=True, who=two)
     assert (await rig.work_until(run_id))["status"] == "succeeded"
     assert bank == [{"amount": 5, **patch}]
@@ -232,7 +232,7 @@ async def test_a_text_that_looks_like_a_secret_stays_text(rig: Rig, bank: list[d
 async def test_an_action_that_names_a_secret_is_another_than_one_that_spells_it(rig: Rig) -> None:
     digests = []
 
-    @rig.tool("a.b", writes=True, idempotent=True)
+    @rig.tool("a.b", writes=True, risk="low", idempotent=True)
     async def do(text: str) -> None: ...
 
     await keep(rig, "x_key", VALUE)
@@ -247,7 +247,7 @@ async def test_an_unknown_secret_fails_the_step_by_its_name(rig: Rig, bank: list
     assert (await rig.http().delete("/api/secrets/bank_key")).status_code == 200
     run = await rig.work_until(await rig.start("pay", {"amount": 1, "note": ""}))
     assert (run["status"], run["reason"]) == ("failed", "terminal_error")
-    assert run["error"]["message"] == "no secret bank_key; set it with `interlock secret set bank_key`"
+    assert run["error"]["message"] == "no secret bank_key; set it with `interlock secret set bank_key --tool TOOL`"
     assert bank == []
     assert [r["status"] for r in await rig.sql("SELECT status FROM receipt")] == ["failed"]
 
@@ -311,31 +311,31 @@ async def test_the_environment_is_for_the_default_tenant(
 async def test_a_stored_secret_is_its_tenants_own_and_opens_nowhere_else(rig: Rig) -> None:
     await keep(rig, "bank_key", VALUE)
     other = await rig.tenant("acme")
-    opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["bank_key"])
+    opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["bank_key"], Use(None))
     assert opened.values == {"bank_key": VALUE} and VALUE not in repr(opened)
-    await rig.sql("INSERT INTO secret SELECT $1, name, version, nonce, ciphertext, created_at, created_by FROM secret",
-                  other.tenant_id)  # fmt: skip
+    columns = "name, version, nonce, ciphertext, tools, workspaces, created_at, created_by"
+    await rig.sql(f"INSERT INTO secret (tenant_id, {columns}) SELECT $1, {columns} FROM secret", other.tenant_id)
     with pytest.raises(Terminal, match="bank_key was encrypted with another key"):
-        await Secrets(rig.database).open(other.tenant_id, ["bank_key"])
+        await Secrets(rig.database).open(other.tenant_id, ["bank_key"], Use(None))
     key = rig.settings.data_dir / "secrets.key"
     assert key.stat().st_mode & 0o777 == 0o600
     key.unlink()
     with pytest.raises(Terminal, match="bank_key cannot be opened here"):
-        await Secrets(rig.database).open(rig.admin.tenant_id, ["bank_key"])
+        await Secrets(rig.database).open(rig.admin.tenant_id, ["bank_key"], Use(None))
 
 
 async def test_secrets_are_written_listed_and_deleted_by_admins_and_never_read(rig: Rig) -> None:
     http = rig.http()
     for value, version in ((VALUE, 1), (VALUE + "2", 2)):
-        answer = await http.put("/api/secrets/bank_key", json={"value": value})
+        answer = await http.put("/api/secrets/bank_key", json={"value": value, "tools": ["*"]})
         assert (answer.status_code, answer.json()["version"]) == (200, version)
     assert [s["name"] for s in (await http.get("/api/secrets")).json()["items"]] == ["bank_key"]
     assert (await http.get("/api/secrets/bank_key")).status_code == 405
     operator = rig.http(await rig.key("op", "operator"))
-    for call in (operator.get("/api/secrets"), operator.put("/api/secrets/x", json={"value": VALUE})):
+    for call in (operator.get("/api/secrets"), operator.put("/api/secrets/x", json={"value": VALUE, "tools": ["*"]})):
         assert (await call).status_code == 403
     for name, value in (("Bad-Name", VALUE), ("ok", "abc"), ("ok", 5), ("ok", "x" * 70_000)):
-        refused = await http.put(f"/api/secrets/{name}", json={"value": value})
+        refused = await http.put(f"/api/secrets/{name}", json={"value": value, "tools": ["*"]})
         assert refused.status_code == 422, refused.text
         assert value == 5 or str(value) not in refused.text
     assert (await http.delete("/api/secrets/bank_key")).json()["version"] == 2
@@ -367,11 +367,11 @@ def test_a_secret_anywhere_else_is_a_fault(step: str, says: str) -> None:
 async def test_an_undo_asks_for_the_same_secret_by_name(how: str, shop: Shop, rig: Rig, lines: list[Any]) -> None:
     undone: list[tuple[str, str]] = []
 
-    @rig.tool("bank.open", writes=True, idempotent=True, undo="bank.close")
+    @rig.tool("bank.open", writes=True, risk="low", idempotent=True, undo="bank.close")
     async def open_account(owner: str, key: str) -> dict[str, str]:
         return {"account": "acc-1"}
 
-    @rig.tool("bank.close", writes=True, idempotent=True)
+    @rig.tool("bank.close", writes=True, risk="low", idempotent=True)
     async def close(account: str, key: str) -> None:
         undone.append((account, key))
 
@@ -388,7 +388,7 @@ async def test_an_undo_asks_for_the_same_secret_by_name(how: str, shop: Shop, ri
     assert traces(await everything(rig, lines)) == []
 
 
-# ---------------------------------------------------------------- what a tool calls secret
+# ---------------------------------------------------------------- secret arguments
 
 
 class Login(BaseModel):
@@ -401,7 +401,14 @@ async def login(rig: Rig) -> list[Any]:
     called: list[Any] = []
     rig.notary.salts.make()
 
-    @rig.tool("bank.login", writes=True, idempotent=True, target="{user} {pin}", key="login:{user}:{pin}:{fields_hash}")
+    @rig.tool(
+        "bank.login",
+        writes=True,
+        risk="low",
+        idempotent=True,
+        target="{user} {pin}",
+        key="login:{user}:{pin}:{fields_hash}",
+    )
     async def login(ctx: Context, user: str, pin: Annotated[int, Secret], fails: bool = False) -> Login:
         called.append(pin)
         ctx.log.info("with", pin=pin)
@@ -426,7 +433,7 @@ async def test_what_a_tool_calls_secret_is_kept_apart(rig: Rig, login: list[Any]
     await keep(rig, "pin", "7351926488071234")
     run = await rig.work_until(await rig.start("login", {"user": "ada", "fails": False}))
     assert run["step"]["a"]["last_error"]["message"].startswith("input of bank.login is not valid: pin:")
-    # A secret is text; where a tool wants a number, it says so without saying which text it was.
+    # A secret is text; if a tool requires a number, the error does not contain the text.
     assert traces(await everything(rig, lines), "7351926488071234") == []
 
 
@@ -480,7 +487,7 @@ async def test_a_secret_parameter_cannot_be_edited_but_what_is_beside_it_can(rig
             tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"user": "bob"}
         )
 
-    await rig.database.command(edit)
+    await rig.database.run_in_transaction(edit)
     await rig.decide(run_id, approves=True, who=two)
     run = await rig.work_until(run_id)
     assert run["status"] == "succeeded" and login == [73519264]
@@ -492,7 +499,7 @@ async def _publish(rig: Rig, text: str) -> None:
     from interlock.governance.policy import compile_policy
 
     policy = compile_policy(text, policies.facts(rig.tools))
-    await rig.database.command(lambda tx: policies.publish(tx, rig.database, rig.admin, text, policy))
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.database, rig.admin, text, policy.digest))
 
 
 def test_no_secret_of_whoever_runs_the_tests_is_used() -> None:

@@ -1,4 +1,4 @@
-"""A worker process killed between intent and settle, with SIGKILL: the next one repeats nothing that may have been."""
+"""SIGKILL ends a worker process between intent and settle: the next worker repeats nothing that may have happened."""
 
 import asyncio
 import os
@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixed_time import machine_time as _fixed_time  # noqa: F401
 from tests.governed import doomed
 from tests.governed.conftest import Shop
 from tests.governed.test_crash import KINDS
 from tests.rig import Rig
 
-# Each place with one kind of tool; all of them are for `make chaos`, and every line for all three in test_crash.py.
+# Each place with one kind of tool. `make chaos` runs all combinations; test_crash.py covers every line for all kinds.
 ONE_EACH = {(place, KINDS[n % len(KINDS)]) for n, place in enumerate(doomed.PLACES)}
 EACH = [
     pytest.param(place, kind, marks=[] if (place, kind) in ONE_EACH else pytest.mark.chaos)

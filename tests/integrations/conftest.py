@@ -1,4 +1,4 @@
-"""A stand-in for Slack and for whoever receives webhooks, on a port of this machine; a dispatcher driven by hand."""
+"""A fake for Slack and for webhook receivers, on a local port, and a dispatcher driven by hand."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ class Received:
 
 @dataclass
 class Stub:
-    """Answers 200 unless a test scripted something else; remembers everything."""
+    """Answers 200 unless a test scripted something else; records everything."""
 
     url: str = ""
     received: list[Received] = field(default_factory=list)
@@ -84,7 +84,7 @@ async def stub() -> AsyncIterator[Stub]:
     server = uvicorn.Server(uvicorn.Config(stub, log_config=None, access_log=False, lifespan="off"))
     serving = asyncio.create_task(server._serve(sockets=[listening]))
     yield stub
-    serving.cancel()  # asked to end it would take two tenths of a second
+    serving.cancel()  # a graceful stop would take two tenths of a second
     with contextlib.suppress(asyncio.CancelledError):
         await serving
     for each in (*server.servers, listening):
@@ -95,7 +95,7 @@ async def stub() -> AsyncIterator[Stub]:
 
 @pytest.fixture
 def slack(stub: Stub) -> Stub:
-    """Slack's half of chat.postMessage and chat.update."""
+    """Slack's side of chat.postMessage and chat.update."""
     numbers = iter(range(1, 1000))
 
     def answer(path: str) -> Answer:

@@ -1,6 +1,5 @@
-"""People in Slack: their names, and what Slack sends when they press a button or type a command."""
+"""People in Slack: their names, and Slack's requests when they press a button or type a command."""
 
-import time
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -9,9 +8,11 @@ import httpx2
 import orjson
 from slack_sdk.signature import SignatureVerifier
 
-from interlock.engine import outbox
+from interlock import clock
+from interlock.engine import slack_links
 from interlock.engine.principal import Principal
 from interlock.integrations import use_settings
+from interlock.store.pool import Tx
 from tests.rig import Rig
 
 SIGNING_SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
@@ -25,17 +26,34 @@ steps:
 
 
 async def join(rig: Rig, name: str, user_id: str, role: str = "approver", **options: Any) -> Principal:
-    """A person with a key, and a Slack user who is that person."""
+    """Create a person with a key, and link a Slack user to it."""
     who = await rig.person(name, role, **options)
-    admin = rig.admin if who.tenant_id == rig.admin.tenant_id else who
-    await rig.database.command(
-        lambda tx: outbox.map_slack_user(tx, rig.database, admin, team_id=TEAM, user_id=user_id, key_id=who.key_id)
-    )
+    if who.tenant_id != rig.admin.tenant_id:
+        await share(rig, who)
+    await link(rig, who, user_id)
     return who
 
 
+async def link(rig: Rig, who: Principal, user_id: str, team_id: str = TEAM) -> None:
+    async def work(tx: Tx) -> None:
+        code, _ = await slack_links.new_code(tx, rig.database, who)
+        await slack_links.link(tx, rig.database, code, team_id, user_id)
+
+    await rig.database.run_in_transaction(work)
+
+
+async def share(rig: Rig, who: Principal, team_id: str = TEAM) -> None:
+    """Both tenants agree that people of the second act from the first one's Slack team."""
+
+    async def work(tx: Tx) -> None:
+        await slack_links.offer(tx, rig.database, rig.admin, team_id, who.tenant)
+        await slack_links.accept(tx, rig.database, who.within(None), team_id)
+
+    await rig.database.run_in_transaction(work)
+
+
 async def waiting(rig: Rig, flow: str = GATE, name: str = "release", **input: Any) -> tuple[UUID, Any]:
-    """A run that waits for people, and its approval."""
+    """Start a run that waits for approval, and return its approval."""
     await use_settings(rig.database, rig.settings)
     await rig.apply(flow)
     run_id = await rig.start(name, input or {"version": "1.2"})
@@ -65,7 +83,7 @@ def pressed(
     value: str, user_id: str, action_id: str = "interlock_approve", response_url: str | None = None,
     ts: str = "1700000000.000001",
 ) -> dict[str, str]:  # fmt: skip
-    """The form that Slack posts for a button, as its documentation shows it."""
+    """Return the form that Slack posts for a button, as its documentation shows it."""
     payload = {
         "type": "block_actions",
         "user": {"id": user_id, "username": "somebody", "name": "somebody", "team_id": TEAM},
@@ -103,10 +121,10 @@ async def send(
     rig: Rig, path: str, form: dict[str, str], *, secret: str = SIGNING_SECRET, at: float | None = None,
     headers: dict[str, str] | None = None,
 ) -> httpx2.Response:  # fmt: skip
-    """Signed as Slack signs it: over the bytes of the form."""
+    """Sign like Slack: over the bytes of the form."""
     body = urlencode(form)
     moved = rig.clock()
-    moment = str(int(at if at is not None else moved.timestamp() if moved else time.time()))
+    moment = str(int(at if at is not None else moved.timestamp() if moved else clock.now().timestamp()))
     signature = SignatureVerifier(secret).generate_signature(timestamp=moment, body=body)
     assert signature is not None
     signed = {

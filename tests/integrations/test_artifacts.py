@@ -1,4 +1,4 @@
-"""Artifacts are written once, in a directory and in S3 alike."""
+"""A directory and S3 both write an artifact once."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Slack: a card for each approval, buttons that decide once, and no card that says what is no longer so."""
+"""Slack: a card for each approval, buttons that decide once, and no card with outdated content."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ steps:
 
 
 async def held(rig: Rig) -> Any:
-    """A high write that two people have to allow."""
+    """A high write that needs two approvals."""
 
     @rig.tool("shop.refund", writes=True, risk="high", target="{charge}", key="r:{charge}")
     async def refund(ctx: Context, charge: str, amount: int) -> dict[str, int]:
@@ -67,6 +67,22 @@ async def test_an_approval_is_posted_as_a_card(rig: Rig, slack: Stub, dispatcher
     ]
 
 
+async def test_a_card_of_a_workspace_has_no_values(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
+    """Security M8: the whole tenant reads the channel. The card has no fields, names, reasons or buttons."""
+    await use_settings(rig.database, rig.settings)
+    await rig.apply("{name: a, steps: [{id: ok, approval: {tier: low, summary: 'About ${input.who}'}}]}")
+    blue = rig.http(await rig.key("bluebell", "admin", workspace_id="blue"))
+    run = (await blue.post("/api/runs", json={"workflow": "a", "input": {"who": "marker-7f3a"}})).json()
+    await dispatcher.deliver_due()
+    posted = text_of(slack.at(POST)[0].json)
+    assert "Approval needed" in posted and "Only its workspace can read and decide it" in posted
+    await blue.post(f"/api/runs/{run['id']}/cancel")
+    await dispatcher.deliver_due()
+    updated = text_of(slack.at(UPDATE)[-1].json)
+    for shown in (posted, updated):
+        assert "marker-7f3a" not in shown and "bluebell" not in shown and '"actions"' not in shown
+
+
 async def test_a_tenant_without_slack_writes_no_message(rig: Rig) -> None:
     other = await rig.tenant("other")
     await rig.apply("name: a\nsteps:\n  - {id: ok, approval: {tier: low, summary: s}}", other)
@@ -80,7 +96,7 @@ async def test_what_people_wrote_is_not_markup(rig: Rig) -> None:
     assert row is not None
     shown = card(row, [])
     assert "<!channel>" not in shown.text and "&lt;!channel&gt;" in shown.text
-    assert "<!channel>" not in "".join(text_of(b) for b in shown.blocks if b["type"] != "header")  # plain text is plain
+    assert "<!channel>" not in "".join(text_of(b) for b in shown.blocks if b["type"] != "header")  # plain text: no mark
 
 
 @pytest.mark.parametrize("how", ["approved", "rejected", "expired", "canceled"])
@@ -112,10 +128,10 @@ async def test_the_first_of_two_votes_shows_on_the_card(rig: Rig, slack: Stub, d
     await dispatcher.deliver_due()
     await join(rig, "ada", "U1")
     answer = await send(rig, "actions", pressed(button(slack.at(POST)[0].json, "interlock_approve"), "U1"))
-    assert "One more person" in answer.json()["text"]
+    assert "One more approver is needed" in answer.json()["text"]
     await dispatcher.deliver_due()
     (last,) = [r.json for r in slack.at(UPDATE)]
-    assert has_buttons(last) and "Approved by *ada*" in text_of(last) and "One more person" in text_of(last)
+    assert has_buttons(last) and "Approved by *ada*" in text_of(last) and "One more approver" in text_of(last)
 
 
 async def test_an_edited_action_shows_what_was_and_what_is(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
@@ -127,7 +143,7 @@ async def test_an_edited_action_shows_what_was_and_what_is(rig: Rig, slack: Stub
     await dispatcher.deliver_due()
     last = slack.at(UPDATE)[-1].json
     shown = text_of(last)
-    assert "- amount: 50" in shown and "+ amount: 40" in shown and "  charge: ch_1" in shown
+    assert "- amount: 50" in shown and "+ amount: 40" in shown and r"  charge: \"ch_1\"" in shown
     assert button(last, "interlock_approve") != f"{approval['id']}:{approval['digest']}"
 
 
@@ -204,11 +220,11 @@ async def test_refusals_come_back_to_who_pressed(rig: Rig, slack: Stub, dispatch
         return text
 
     assert "SELF_APPROVAL" in await told("U0")
-    assert "One more person" in await told("U1")
+    assert "One more approver is needed" in await told("U1")
     assert "ALREADY_VOTED" in await told("U1")
     assert "AGENT_MAY_NOT_APPROVE" in await told("U3")
     stranger = await told("U99")
-    assert "does not know you" in stranger and TEAM in stranger and "U99" in stranger
+    assert "does not know you" in stranger and "/interlock link CODE" in stranger
     assert "ACTION_DIGEST_MISMATCH" in await told("U1", f"{approval['id']}:{'0' * 64}")
     assert "not known here" in await told("U1", "01890000-0000-7000-8000-000000000000:x")
     rig.clock.advance(9 * 86400)
@@ -216,14 +232,22 @@ async def test_refusals_come_back_to_who_pressed(rig: Rig, slack: Stub, dispatch
     assert len(await rig.sql("SELECT * FROM vote")) == 1
 
 
-async def test_a_slack_user_of_another_tenant_is_a_stranger(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
+async def test_an_approval_of_another_tenant_or_workspace_is_unknown_to_a_slack_user(
+    rig: Rig, slack: Stub, dispatcher: Dispatcher
+) -> None:
+    """Specification remark on t013: a press for it got another answer than a press for an unknown id."""
     await waiting(rig)
     await dispatcher.deliver_due()
     other = await rig.tenant("other")
     await join(rig, "eve", "U6", "admin", tenant_id=other.tenant_id)
     value = button(slack.at(POST)[0].json, "interlock_approve")
-    answer = await send(rig, "actions", pressed(value, "U6"))
-    assert "does not know you" in answer.json()["text"]
+    red = await join(rig, "red", "U7")
+    await rig.sql("UPDATE api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
+    told = set()
+    for user in ("U6", "U7"):
+        for pressed_on in (value, "01890000-0000-7000-8000-000000000000:x"):
+            told.add((await send(rig, "actions", pressed(pressed_on, user))).json()["text"])
+    assert told == {"This approval is not known here."}
     assert await rig.sql("SELECT * FROM vote") == []
 
 
@@ -327,7 +351,7 @@ async def test_a_sender_that_dies_before_it_marks_leaves_one_card(
     await dead.close()
     assert len(slack.at(POST)) == 1
     restarted = Dispatcher(rig.database, settings)
-    assert await restarted.deliver_due() == 0  # it may still be alive
+    assert await restarted.deliver_due() == 0  # the first sender may still be alive
     rig.clock.advance(outbox.LEASE_SECONDS)
     assert await restarted.deliver_due() == 1
     await restarted.close()
@@ -338,7 +362,7 @@ async def test_a_sender_that_dies_before_it_marks_leaves_one_card(
 async def test_a_card_that_was_lost_is_rewritten_when_somebody_presses_it(
     rig: Rig, slack: Stub, dispatcher: Dispatcher
 ) -> None:
-    """Slack had posted it, and the sender died before it knew: there are two, and only one is known."""
+    """Slack posted the card, but the sender died before it stored the id: of two cards, only one is known."""
     run_id, _ = await waiting(rig)
     await dispatcher.deliver_due()
     await join(rig, "ada", "U1")
@@ -366,7 +390,7 @@ async def test_a_deleted_card_is_left_alone(rig: Rig, slack: Stub, dispatcher: D
 async def test_what_is_said_of_one_approval_stays_in_order_over_two_senders(
     rig: Rig, slack: Stub, settings: Any
 ) -> None:
-    """While one sender posts the card, another must not rewrite it, and not post a second one."""
+    """While one sender posts the card, another must neither rewrite it nor post a second one."""
     run_id, _ = await waiting(rig)
     slack.hold = asyncio.Event()
     one, two = Dispatcher(rig.database, settings), Dispatcher(rig.database, settings)
@@ -384,7 +408,7 @@ async def test_what_is_said_of_one_approval_stays_in_order_over_two_senders(
 
 async def test_old_messages_are_given_up_and_then_forgotten(rig: Rig) -> None:
     rig.clock.freeze()
-    await waiting(rig)  # and nobody has Slack's token
+    await waiting(rig)  # and Slack's token is not configured
     rig.clock.advance(26 * 3600)
     await outbox.tidy(rig.database)
     assert [r["last_error"] for r in await rig.sql("SELECT * FROM outbox WHERE failed")] == ["never sent"]
@@ -465,7 +489,9 @@ async def test_at_its_time_the_second_group_may_decide_too(rig: Rig, slack: Stub
     async def refund(charge: str, amount: int) -> None: ...
 
     compiled = compile_policy(RULED, policies.facts(rig.tools))
-    await rig.database.command(lambda tx: policies.publish(tx, rig.database, rig.admin, RULED, compiled))
+    await rig.database.run_in_transaction(
+        lambda tx: policies.publish(tx, rig.database, rig.admin, RULED, compiled.digest)
+    )
     approval = await asked_for(rig)
     made = await rig.http().post("/api/keys", json={"name": "dora", "role": "approver", "groups": ["directors"]})
     http = rig.http(made.json()["key"])
@@ -504,6 +530,30 @@ async def test_the_command_lists_what_waits_and_decides(rig: Rig) -> None:
     assert "not a command" in (await send(rig, "commands", typed("dance", "U1"))).json()["text"]
 
 
+async def test_the_command_approves_an_edited_action_only_by_its_digest(rig: Rig, slack: Stub) -> None:
+    """security M2: `/interlock approve` had no field for a digest."""
+    approval = await held(rig)
+    await join(rig, "ada", "U1")
+    editor = rig.http(await rig.key("quinn", "approver"))
+    path = f"/api/approvals/{approval['id']}/approve"
+    edited = (await editor.post(path, json={"patch": {"amount": 40}})).json()
+    digest = edited["action"]["digest"]
+
+    async def told(text: str) -> str:
+        said: str = (await send(rig, "commands", typed(text, "U1"))).json()["text"]
+        return said
+
+    refused = await told(f"approve {approval['id']} looks right")
+    assert "quinn changed the action at" in refused and "(amount: 50 → 40)" in refused
+    assert "ACTION_DIGEST_REQUIRED" in refused and digest in refused
+    assert "ACTION_DIGEST_MISMATCH" in await told(f"approve {approval['id']} {approval['digest']} looks right")
+    assert await rig.sql("SELECT * FROM vote") == []
+    assert await told(f"approve {approval['id']} {digest} looks right") == (
+        "Your vote is recorded. One more approver is needed."
+    )
+    assert [row["reason"] for row in await rig.sql("SELECT reason FROM vote")] == ["looks right"]
+
+
 async def test_the_command_starts_a_run_once(rig: Rig) -> None:
     await rig.apply("name: hello\nsteps: [{id: ok, approval: {tier: low, summary: s}}]")
     await join(rig, "olga", "U1", "operator")
@@ -533,23 +583,6 @@ async def test_who_belongs_to_two_tenants_says_which(rig: Rig) -> None:
     assert "Nothing waits" in answer.json()["text"]
 
 
-# ---------------------------------------------------------------- who is who
-
-
-async def test_admins_say_who_slack_users_are(rig: Rig) -> None:
-    ada = await rig.person("ada", "approver")
-    body = {"team_id": TEAM, "user_id": "U1", "key_id": str(ada.key_id)}
-    http, other = rig.http(), await rig.tenant("other")
-    assert (await rig.http(await rig.key("v", "viewer")).post("/api/slack/users", json=body)).status_code == 403
-    made = await http.post("/api/slack/users", json=body)
-    assert (made.status_code, made.json()["name"], made.json()["role"]) == (201, "ada", "approver")
-    foreign = await rig.http(await rig.key("a", "admin", other.tenant_id)).post("/api/slack/users", json=body)
-    assert (foreign.status_code, foreign.json()["code"]) == (409, "KEY_NOT_USABLE")
-    assert [u["user_id"] for u in (await http.get("/api/slack/users")).json()["items"]] == ["U1"]
-    assert (await http.delete(f"/api/slack/users/{TEAM}/U1")).status_code == 200
-    assert (await http.delete(f"/api/slack/users/{TEAM}/U1")).status_code == 404
-
-
 async def test_only_the_operator_chooses_where_the_bot_speaks(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
     other = await rig.tenant("other")
     mine = rig.http(await rig.key("a", "admin", other.tenant_id))
@@ -564,11 +597,11 @@ async def test_only_the_operator_chooses_where_the_bot_speaks(rig: Rig, slack: S
     assert (await rig.http().delete("/api/slack/channel?tenant=other", headers=once)).status_code == 200
     await rig.start("a", {}, other)
     assert await dispatcher.deliver_due() == 0
-    # The same key for another tenant is another request.
+    # The same key for another tenant is a different request.
     assert (await rig.http().delete("/api/slack/channel?tenant=default", headers=once)).status_code == 422
 
 
-# ---------------------------------------------------------------- commands of one's own
+# ---------------------------------------------------------------- custom commands
 
 DEPLOY = {
     "name": "deploy", "slack": {"command": "/deploy"}, "workflow": "release",
@@ -600,7 +633,7 @@ async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: S
 
 
 async def test_a_command_of_a_workspace_is_for_its_people_and_starts_runs_there(rig: Rig, slack: Stub) -> None:
-    """Who defined it chose what it starts: that is for their own workspace, whoever types it."""
+    """The author chose what the command starts, so its runs start in the author's workspace."""
     await waiting(rig)
     blue = rig.http(await rig.key("blue", "operator", workspace_id="blue"))
     assert (await blue.post("/api/triggers", json=DEPLOY)).status_code == 201

@@ -1,17 +1,19 @@
-"""Webhooks out: signed, with an id that stays, tried again, and never into the network we run in."""
+"""Webhooks out: signed, with a stable id, retried, and never into the network that we run in."""
 
 import asyncio
 import base64
 import socket
+from datetime import datetime
 from typing import Any
 
 import asyncpg
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from interlock.engine import addresses, outbox, vault
-from interlock.engine.keyfiles import SecretsKey
-from interlock.engine.secrets import Secrets
+from interlock import clock
+from interlock.engine import encryption, outbox, url_guard
+from interlock.engine.key_store import SecretsKey
+from interlock.engine.secrets import Secrets, Use
 from interlock.errors import Conflict, Terminal
 from interlock.integrations import Dispatcher
 from interlock.settings import Settings
@@ -20,6 +22,19 @@ from tests.rig import Rig
 
 GATE = "name: a\nsteps: [{id: ok, approval: {tier: low, summary: 'for ${input.who}'}}]"
 QUICK = "name: q\nsteps: [{id: one, tool: t.one, input: {}}]"
+
+
+class ReceiversTime(datetime):
+    """A receiver rejects old messages by its own clock, which agrees with ours."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return clock.now()
+
+
+@pytest.fixture(autouse=True)
+def _receivers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("standardwebhooks.webhooks.datetime", ReceiversTime)
 
 
 async def hooked(rig: Rig, url: str, **body: Any) -> dict[str, Any]:
@@ -48,6 +63,24 @@ async def test_messages_are_signed_and_carry_no_values(rig: Rig, stub: Stub, dis
         Webhook(outbox.new_secret()).verify(stub.received[0].body, stub.received[0].headers)
 
 
+async def test_messages_link_to_the_console_when_its_address_is_known(rig: Rig, stub: Stub, settings: Any) -> None:
+    """new-user 16: messages had no link to the run or the approval."""
+    settings.public_url = "https://interlock.example/"
+    sender = Dispatcher(rig.database, settings)
+    await hooked(rig, f"{stub.url}/in")
+    await rig.apply(GATE)
+    run_id = await rig.start("a", {"who": "x"})
+    await rig.approve(run_id)
+    await sender.deliver_due()
+    await sender.close()
+    (approval,) = await rig.sql("SELECT id FROM approval")
+    assert {r.json["type"]: r.json["data"]["url"] for r in stub.at("/in")} == {
+        "approval.requested": f"https://interlock.example/approvals/{approval['id']}",
+        "approval.resolved": f"https://interlock.example/approvals/{approval['id']}",
+        "run.completed": f"https://interlock.example/runs/{run_id}",
+    }
+
+
 async def test_a_workers_ended_runs_are_told_of_in_the_same_commit(
     rig: Rig, stub: Stub, dispatcher: Dispatcher
 ) -> None:
@@ -74,7 +107,7 @@ async def test_a_workers_ended_runs_are_told_of_in_the_same_commit(
 
 
 async def test_others_are_told_nothing(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
-    """Another tenant, another workspace, another event."""
+    """Receivers of another tenant, another workspace or another event get no message."""
     other = await rig.tenant("other")
     await hooked(rig, f"{stub.url}/default")
     scoped = rig.http(await rig.key("w", "admin", workspace_id="w1"))
@@ -153,7 +186,7 @@ async def test_a_dead_receiver_holds_up_nobody_else(rig: Rig, stub: Stub, dispat
     await rig.apply(GATE)
     for _ in range(30):
         await rig.start("a", {"who": "x"})
-    assert len(await outbox.claim(rig.database, ["webhook"], most=200)) == 16  # eight of each, whoever was first
+    assert len(await outbox.claim(rig.database, ["webhook"], most=200)) == 16  # eight of each, in any order
     await rig.sql("UPDATE outbox SET due_at = created_at, attempts = 0")
     await dispatcher.deliver_due()
     assert len(stub.at("/in")) == 30
@@ -237,7 +270,7 @@ async def test_deliveries_come_in_pages(rig: Rig, stub: Stub) -> None:
     assert (await rig.http().get(f"/api/webhooks/{made['id']}/deliveries?cursor=eA")).status_code == 422
 
 
-# ---------------------------------------------------------------- where it may connect to
+# ---------------------------------------------------------------- permitted addresses
 
 PRIVATE = [
     "http://127.0.0.1/", "http://127.1/", "http://2130706433/", "http://0.0.0.0/", "http://10.1.2.3/",
@@ -245,6 +278,8 @@ PRIVATE = [
     "http://224.0.0.1/", "http://255.255.255.255/", "http://[::1]/", "http://[::]/", "http://[fe80::1]/",
     "http://[fc00::1]/", "http://[ff02::1]/", "http://[::ffff:10.0.0.1]/", "http://[::ffff:169.254.169.254]/",
     "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://localhost/",
+    # Security L8: relays of 6to4, documentation, and addresses that the internet does not route.
+    "http://192.88.99.1/", "http://[3fff::1]/", "http://[5f00::1]/", "http://[64:ff9b:1::1]/", "http://[fec0::1]/",
 ]  # fmt: skip
 OTHERS = [
     "ftp://example.com/", "file:///etc/passwd", "https:///x", "https://u:p@example.com/", "gopher://x", "x",
@@ -265,7 +300,7 @@ async def test_other_urls_are_refused(rig: Rig) -> None:
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> None:
-    """Names that resolve to what the test says; everything else is as ever."""
+    """Resolve names as the test says; pass everything else on."""
     loop, real = asyncio.get_running_loop(), asyncio.get_running_loop().getaddrinfo
 
     async def lookup(host: Any, port: Any, **options: Any) -> Any:
@@ -282,10 +317,15 @@ async def test_a_name_with_a_private_address_is_refused(
     rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.webhook_allow_private = False
-    resolving(monkeypatch, {"inside.example": ["10.0.0.7"], "both.example": ["93.184.216.34", "127.0.0.1"]})
-    for name in ("inside", "both"):
-        answer = await rig.http().post("/api/webhooks", json={"url": f"https://{name}.example/"})
+    """Security L7: it answers like a name that nobody knows, or tenants could map the network by its names."""
+    there = {"inside.example": ["10.0.0.7"], "both.example": ["93.184.216.34", "127.0.0.1"], "nobody.example": []}
+    resolving(monkeypatch, there)
+    told = set()
+    for name in there:
+        answer = await rig.http().post("/api/webhooks", json={"url": f"https://{name}/"})
         assert (answer.status_code, answer.json()["code"]) == (422, "WEBHOOK_URL_REFUSED")
+        told.add(answer.text.replace(name, ""))
+    assert len(told) == 1 and "has no public address" in told.pop()
 
 
 async def test_a_name_that_becomes_private_later_is_not_called(
@@ -293,25 +333,26 @@ async def test_a_name_that_becomes_private_later_is_not_called(
 ) -> None:
     settings.webhook_allow_private = False
     port = stub.url.rpartition(":")[2]
-    names = {"rebind.example": ["93.184.216.34"], "later.example": []}
+    names = {"rebind.example": ["93.184.216.34"], "later.example": ["93.184.216.34"]}
     resolving(monkeypatch, names)
     made = await hooked(rig, f"http://rebind.example:{port}/in")
     late = await hooked(rig, f"http://later.example:{port}/in")
-    names["rebind.example"] = ["127.0.0.1"]
+    names |= {"rebind.example": ["127.0.0.1"], "later.example": []}
     await rig.apply(GATE)
     await rig.start("a", {"who": "x"})
     dispatcher = Dispatcher(rig.database, settings)
     await dispatcher.deliver_due()
     await dispatcher.close()
     assert stub.received == []
-    assert "127.0.0.1" in (await rig.http().get(f"/api/webhooks/{made['id']}")).json()["last_error"]
-    assert "no address" in (await rig.http().get(f"/api/webhooks/{late['id']}")).json()["last_error"]
+    for webhook, name in ((made, "rebind"), (late, "later")):
+        told = (await rig.http().get(f"/api/webhooks/{webhook['id']}")).json()["last_error"]
+        assert told.startswith(f"{name}.example has no public address.") and "127.0.0.1" not in told
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked(
     rig: Rig, stub: Stub, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looked up once. A second look-up, by the HTTP client, would get another answer."""
+    """The engine resolves the name once. A second look-up by the HTTP client could get another answer."""
     port = stub.url.rpartition(":")[2]
     looked_up: list[str] = []
 
@@ -321,14 +362,14 @@ async def test_the_connection_goes_to_the_address_that_was_checked(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     await hooked(rig, f"http://hooks.example:{port}/in?a=b")
-    real = addresses.resolve
+    real = url_guard.resolve
 
     async def resolve(url: str, *, allow_private: bool) -> list[str]:
         with monkeypatch.context() as patch:
             patch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
             return await real(url, allow_private=allow_private)
 
-    monkeypatch.setattr(addresses, "resolve", resolve)
+    monkeypatch.setattr(url_guard, "resolve", resolve)
     await rig.apply(GATE)
     await rig.start("a", {"who": "x"})
     await dispatcher.deliver_due()
@@ -353,7 +394,7 @@ async def test_its_secret_stands_nowhere_in_the_clear(rig: Rig, stub: Stub, disp
     again = await rig.http().post("/api/webhooks", json={"url": f"{stub.url}/in"}, headers={"Idempotency-Key": "again"})
     shown = (await rig.http().get(f"/api/webhooks/{answer.json()['id']}")).text
     listed = (await rig.http().get("/api/webhooks")).text
-    # Neither the text nor the bytes it stands for, in any column of any row.
+    # Neither the text nor the bytes it encodes, in any column of any row.
     raw = secret.removeprefix("whsec_")
     tables = await rig.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
     rows = [str(row[0]) for t in tables for row in await rig.sql(f"SELECT x::text FROM {t['tablename']} AS x")]
@@ -364,20 +405,20 @@ async def test_its_secret_stands_nowhere_in_the_clear(rig: Rig, stub: Stub, disp
 
 async def test_a_new_key_keeps_every_secret(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
     made = await hooked(rig, f"{stub.url}/in", events=["approval.requested"])
-    await rig.http().put("/api/secrets/stripe", json={"value": "the-value-of-stripe"})
+    await rig.http().put("/api/secrets/stripe", json={"value": "the-value-of-stripe", "tools": ["*"]})
     await rig.apply(GATE)
     key = SecretsKey(rig.settings)
     (before,) = key.read()
     key.rotate()
-    await tell(rig, dispatcher)  # with the old key, which follows the new one
-    assert await vault.encrypt_anew(rig.database) == 2
+    await tell(rig, dispatcher)  # signed with the old key too, after the new one
+    assert await encryption.encrypt_anew(rig.database) == 2
     new, _ = key.read()
     (rig.settings.data_dir / "secrets.key").write_text(base64.b64encode(new).decode())
-    await tell(rig, dispatcher)  # with the new key alone
+    await tell(rig, dispatcher)  # signed with the new key alone
     assert new != before and len(stub.at("/in")) == 2
     for received in stub.at("/in"):
         Webhook(made["secret"]).verify(received.body, received.headers)
-    opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["stripe"])
+    opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["stripe"], Use(None))
     assert opened.values == {"stripe": "the-value-of-stripe"}
 
 
@@ -390,7 +431,7 @@ async def test_without_its_key_nothing_is_sent_and_it_says_why(rig: Rig, stub: S
     assert (stub.received, delivery["status"]) == ([], "pending")
     assert delivery["last_error"].startswith("its secret was encrypted with another key")
     with pytest.raises(Conflict, match="another key") as refused:
-        await vault.encrypt_anew(rig.database)
+        await encryption.encrypt_anew(rig.database)
     assert refused.value.code == "SECRETS_KEY_INVALID"
 
 
@@ -406,7 +447,7 @@ async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: S
     assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)
 
 
-# ---------------------------------------------------------------- trying it
+# ---------------------------------------------------------------- test messages
 
 
 async def test_a_test_message_is_sent_like_any_other(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:

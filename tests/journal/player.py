@@ -1,4 +1,4 @@
-"""A player: drives a journal as a worker and people would, without a database, by the toss of a coin."""
+"""A player: drives a journal as a worker and people would, without a database, in random order."""
 
 import random
 from dataclasses import asdict
@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from interlock.definition.plan import Plan, StepKind
 from interlock.definition.workflow import load, parse
 from interlock.journal import (
-    AskKind,
-    Command,
+    ApprovalKind,
+    CommandType,
     Entry,
+    InterruptInFlight,
     Journal,
-    Next,
-    Settle,
-    StepFold,
-    Stop,
-    Wait,
-    Word,
+    NextActions,
+    RunCommand,
+    RunOutcome,
+    StepSnapshot,
+    Suspend,
     advance,
-    apply_word,
-    ask,
-    conclude,
+    apply_command,
+    begin_compensation,
     encode,
-    go_on,
-    wind_up,
+    release_for,
+    request_approval,
+    requeue,
 )
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, RunEvent, RunReason, RunState, StepEvent, StepState, Tier
 
@@ -43,7 +43,7 @@ def journal_of(plan: Plan) -> Journal:
 
 
 def journal(steps: str, **top: Any) -> Journal:
-    """A journal of the steps given as YAML, created and started."""
+    """Create and start a journal of the YAML steps."""
     head = "".join(f"{key}: {value}\n" for key, value in top.items())
     made = journal_of(parse(f"name: w\n{head}steps: {steps}"))
     made.create(actor="me", data={})
@@ -56,7 +56,7 @@ def states(made: Journal) -> dict[str, str]:
 
 
 def lines(made: Journal) -> list[str]:
-    """What was recorded since the last time: `step -event-> to`."""
+    """Return the entries since the last call: `step -event-> to`."""
     return [f"{e.step or 'run'} -{e.event}-> {e.to_state}" for e in made.take_unsaved()]
 
 
@@ -66,7 +66,7 @@ def succeed(made: Journal, key: str, output: Any = None) -> None:
 
 
 def state_of(made: Journal, *, times: bool = False) -> dict[str, Any]:
-    """Everything that is known, as plain values. A live journal does not know yet when its entries are committed."""
+    """Return the whole state as plain values. A live journal does not know yet when its entries are committed."""
     steps = {}
     for key, fold in {**made.steps, **made.undos}.items():
         known = {name: getattr(fold, name) for name in fold.__slots__ if name != "step"}
@@ -82,7 +82,7 @@ def state_of(made: Journal, *, times: bool = False) -> dict[str, Any]:
 
 
 def through_the_database(entries: list[Entry]) -> list[Entry]:
-    """What comes back: data as JSON, and the time of the commit."""
+    """Return what the database would return: data as JSON, and the time of the commit."""
     return [
         Entry(**asdict(e) | {"data": orjson.loads(encode(e.data)) if e.data else None, "at": e.at or _at(e.seq)})
         for e in entries
@@ -126,7 +126,7 @@ def plans(draw: st.DrawFn, *, graph: bool = True) -> Plan:
     return load({"name": "random", "on_reject": on_reject, "steps": steps})
 
 
-# ---------------------------------------------------------------- playing one
+# ---------------------------------------------------------------- playing a plan
 
 
 class Player:
@@ -135,9 +135,9 @@ class Player:
         self.now = BEGINNING
         self.journal = journal_of(plan)
         self.written: list[Entry] = []
-        self.in_flight: list[StepFold] = []
+        self.in_flight: list[StepSnapshot] = []
         self.told_to_stop = False
-        self.quiet: list[tuple[int, dict[str, Any]]] = []  # what was known when nothing was in flight
+        self.quiet: list[tuple[int, dict[str, Any]]] = []  # the state at each moment without a step in flight
 
     def play(self, most_rounds: int = 300) -> None:
         self.journal.create(actor="me", data={"workflow": "random"})
@@ -163,34 +163,34 @@ class Player:
         match following.then:
             case None:
                 self._work(following)
-            case Wait() as wait:
+            case Suspend() as wait:
                 assert not self.in_flight
-                self._save(conclude(self.journal, wait).entry)
+                self._save(release_for(self.journal, wait).entry)
                 self._wait(wait)
-            case Stop(ending):
+            case InterruptInFlight(ending):
                 for fold in self.in_flight:
                     self.journal.move_step(fold, StepEvent.CANCEL, actor="worker:w")
                 self.in_flight.clear()
-                ending = ending or Settle(RunEvent.STOPPED, self.journal.asked)
-                if wind_up(self.journal, ending, actor="worker:w"):
+                ending = ending or RunOutcome(RunEvent.STOPPED, self.journal.asked)
+                if begin_compensation(self.journal, ending, actor="worker:w"):
                     self._end(ending)
-            case Settle() as ending:
+            case RunOutcome() as ending:
                 self._end(ending)
 
-    def _end(self, ending: Settle) -> None:
+    def _end(self, ending: RunOutcome) -> None:
         assert not self.in_flight
         if self.journal.status == RunState.PENDING and ending.event == RunEvent.SUCCEED:
             self.journal.move_run(RunEvent.START, actor="worker:w")
         self._save()
-        leave = conclude(self.journal, ending)
+        leave = release_for(self.journal, ending)
         self._save(leave.entry)
         assert (leave.status, leave.reason) == (self.journal.status, self.journal.reason)
 
-    def _work(self, following: Next) -> None:
+    def _work(self, following: NextActions) -> None:
         if self.journal.status == RunState.PENDING:
             self.journal.move_run(RunEvent.START, actor="worker:w")
         self._save()
-        self._save(go_on(self.journal).entry)
+        self._save(requeue(self.journal).entry)
         for fold in following.start:
             self.journal.begin(fold)
             self.in_flight.append(fold)
@@ -201,7 +201,7 @@ class Player:
             return
         self._outcome(self.in_flight.pop(self.dice.randrange(len(self.in_flight))))
 
-    def _outcome(self, fold: StepFold) -> None:
+    def _outcome(self, fold: StepSnapshot) -> None:
         error = {"error": {"type": "E", "message": "no"}, "cost_usd": 0.5}
         match self.dice.choice(["done", "done", "done", "retry", "fail", "reclaim", "hold"]):
             case "done":
@@ -213,7 +213,9 @@ class Player:
                 self.journal.move_step(fold, StepEvent.RETRY, actor="worker:w", data=error | {"next_run_at": later})
             case "hold" if fold.approval_id is None:
                 about: dict[str, Any] = {"tier": Tier.LOW, "two_person": False, "expires_in": 60.0, "summary": ""}
-                ask(self.journal, fold, StepEvent.HOLD, AskKind.ACTION, **about, action={}, digest="d")
+                request_approval(
+                    self.journal, fold, StepEvent.HOLD, ApprovalKind.ACTION, **about, action={}, digest="d"
+                )
             case "reclaim" if fold.reclaims < 3:
                 self.journal.move_step(fold, StepEvent.RECLAIM, actor="worker:x")
                 self.in_flight.append(fold)
@@ -221,7 +223,7 @@ class Player:
                 error["reason"] = RunReason.ATTEMPTS_EXHAUSTED
                 self.journal.move_step(fold, StepEvent.FAIL, actor="worker:w", data=error)
 
-    def _wait(self, wait: Wait) -> None:
+    def _wait(self, wait: Suspend) -> None:
         if self.dice.random() < 0.05:
             self._cancel(in_flight=False)
         elif wait.wake_at is not None and self.dice.random() < 0.5:
@@ -239,31 +241,37 @@ class Player:
         fold = self.dice.choice(asked)
         decision = self.dice.choice(["approved", "approved", "rejected", "expired"])
         data = {"approval_id": fold.approval_id, "decision": decision, "reason": None}
-        apply_word(self.journal, Word(Command.DECIDE, "ann", data, step=fold.step.key), in_flight=in_flight)
+        apply_command(
+            self.journal, RunCommand(CommandType.DECIDE, "ann", data, step=fold.step.key), in_flight=in_flight
+        )
         return True
 
     def _tell(self, *, in_flight: bool) -> bool:
-        """An event comes that a step waits for, or does not come in time."""
+        """Send an event that a step waits for, or let its time run out."""
         waiting = [f for f in self.journal.steps.values() if f.status == StepState.WAITING_EXTERNAL and f.awaits]
         if not waiting:
             return False
-        word = Word(Command.ARRIVE, "bank", {"event": {"type": "e"}, "payload": "{}"}, step=waiting[0].step.key)
+        word = RunCommand(
+            CommandType.ARRIVE, "bank", {"event": {"type": "e"}, "payload": "{}"}, step=waiting[0].step.key
+        )
         if self.dice.random() < 0.3:
-            word = Word(Command.MISS, "system:timeout", {}, step=waiting[0].step.key)
-        apply_word(self.journal, word, in_flight=in_flight)
+            word = RunCommand(CommandType.MISS, "system:timeout", {}, step=waiting[0].step.key)
+        apply_command(self.journal, word, in_flight=in_flight)
         return True
 
     def _cancel(self, *, in_flight: bool) -> None:
         if self.journal.status == RunState.CANCELING:
-            apply_word(self.journal, Word(Command.CANCEL, "ann", {"reason_code": "interrupted"}), in_flight=in_flight)
+            apply_command(
+                self.journal, RunCommand(CommandType.CANCEL, "ann", {"reason_code": "interrupted"}), in_flight=in_flight
+            )
             return
         self.told_to_stop = True
-        command = self.dice.choice([Command.CANCEL, Command.TIME_OUT])
-        data = {"reason_code": RunReason.CANCELED_BY_USER, "said": None} if command == Command.CANCEL else {}
-        apply_word(self.journal, Word(command, "ann", data), in_flight=in_flight)
+        command = self.dice.choice([CommandType.CANCEL, CommandType.TIME_OUT])
+        data = {"reason_code": RunReason.CANCELED_BY_USER, "said": None} if command == CommandType.CANCEL else {}
+        apply_command(self.journal, RunCommand(command, "ann", data), in_flight=in_flight)
 
-    def _check(self, following: Next) -> None:
-        """What holds at every moment, asked of the fold and not of the code that made it."""
+    def _check(self, following: NextActions) -> None:
+        """Check the invariants of every moment against the fold, not against the code that made it."""
         made = self.journal
         if made.is_undoing:
             assert not any(f.step.undoes is None for f in (*following.start, *self.in_flight)), "it goes no further"
@@ -274,7 +282,9 @@ class Player:
             assert fold.next_run_at is None or fold.next_run_at <= self.now
             assert all(made.steps[key].status in SETTLED_WELL for key in fold.step.after)
             assert not any(made.steps[key].status == StepState.SKIPPED for key in fold.step.needs)
-        assert {id(f) for f in following.resume} == {id(f) for f in self.in_flight} or isinstance(following.then, Stop)
+        assert {id(f) for f in following.resume} == {id(f) for f in self.in_flight} or isinstance(
+            following.then, InterruptInFlight
+        )
         if made.plan.is_sequence:
             moving = [*following.start, *self.in_flight]
             assert len(moving) <= 1

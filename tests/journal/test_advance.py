@@ -1,4 +1,4 @@
-"""What may start next: gates, waits, conditions, retries, and how a run leaves its writer's hands."""
+"""Which steps may start next: gates, waits, conditions, retries, and how a worker releases a run."""
 
 from datetime import timedelta
 
@@ -6,7 +6,17 @@ import pytest
 
 from interlock.definition.workflow import parse
 from interlock.errors import InvalidTransition
-from interlock.journal import Journal, Leave, Settle, Stop, Wait, advance, conclude, ended, go_on
+from interlock.journal import (
+    InterruptInFlight,
+    Journal,
+    LeaseRelease,
+    RunOutcome,
+    Suspend,
+    advance,
+    final_release,
+    release_for,
+    requeue,
+)
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
 from tests.journal.player import BEGINNING, journal, journal_of, lines, states, succeed
 
@@ -26,7 +36,7 @@ def test_a_list_goes_one_by_one() -> None:
     succeed(made, "a")
     assert started(made) == ["b"]
     succeed(made, "b")
-    assert advance(made, NOW).then == Settle(RunEvent.SUCCEED, RunReason.COMPLETED)
+    assert advance(made, NOW).then == RunOutcome(RunEvent.SUCCEED, RunReason.COMPLETED)
 
 
 def test_a_graph_starts_all_that_can_start() -> None:
@@ -53,7 +63,7 @@ def test_asking_again_changes_nothing() -> None:
     following = advance(made, NOW)
     assert made.seq == seq
     assert following.ask == []
-    assert following.then == Wait(RunState.WAITING_APPROVAL, None)
+    assert following.then == Suspend(RunState.WAITING_APPROVAL, None)
 
 
 # ---------------------------------------------------------------- conditions
@@ -74,7 +84,7 @@ def test_a_skip_is_passed_on_to_what_needs_it_and_to_what_needs_that() -> None:
 
 def test_all_skipped_is_a_success() -> None:
     made = journal("[{id: a, tool: t.do, when: input.no}]")
-    assert advance(made, NOW).then == Settle(RunEvent.SUCCEED, RunReason.COMPLETED)
+    assert advance(made, NOW).then == RunOutcome(RunEvent.SUCCEED, RunReason.COMPLETED)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_all_skipped_is_a_success() -> None:
 def test_a_condition_without_an_answer_fails_the_run_and_says_why(when: str, said: str) -> None:
     made = journal(f"[{{id: a, tool: t.do, when: {when}}}]")
     then = advance(made, NOW).then
-    assert isinstance(then, Settle)
+    assert isinstance(then, RunOutcome)
     assert (then.event, then.reason) == (RunEvent.FAIL, RunReason.TERMINAL_ERROR)
     assert then.error is not None
     assert then.error["step"] == "a"
@@ -110,7 +120,7 @@ def test_a_gate_asks_people_with_what_is_known_and_no_worker_gets_it() -> None:
     made.take_unsaved()
     following = advance(made, NOW)
     assert following.start == []
-    assert following.then == Wait(RunState.WAITING_APPROVAL, None)
+    assert following.then == Suspend(RunState.WAITING_APPROVAL, None)
     (ask,) = following.ask
     assert (ask.kind, ask.step, ask.summary, ask.tier) == ("gate", "gate", "pay 12?", "high")
     assert made.steps["gate"].approval_id == ask.id
@@ -128,7 +138,7 @@ def test_two_questions_with_the_same_words_are_about_different_things() -> None:
 def test_a_summary_that_has_no_value_fails_the_run() -> None:
     made = journal("[{id: gate, approval: {summary: 'pay ${input.gone}?'}}]")
     then = advance(made, NOW).then
-    assert isinstance(then, Settle) and then.event == RunEvent.FAIL
+    assert isinstance(then, RunOutcome) and then.event == RunEvent.FAIL
 
 
 def test_while_a_step_can_move_the_run_does_not_wait_for_people() -> None:
@@ -146,8 +156,8 @@ def test_while_a_step_can_move_the_run_does_not_wait_for_people() -> None:
 def test_a_wait_parks_the_run_until_it_is_due_and_then_it_goes_on_by_itself() -> None:
     made = journal("[{id: nap, wait: {duration: 1h}}, {id: a, tool: t.do}]")
     due = NOW + timedelta(hours=1)
-    assert advance(made, NOW).then == Wait(RunState.WAITING_EXTERNAL, due)
-    assert advance(made, due - timedelta(milliseconds=1)).then == Wait(RunState.WAITING_EXTERNAL, due)
+    assert advance(made, NOW).then == Suspend(RunState.WAITING_EXTERNAL, due)
+    assert advance(made, due - timedelta(milliseconds=1)).then == Suspend(RunState.WAITING_EXTERNAL, due)
     following = advance(made, due)
     assert [fold.step.key for fold in following.start] == ["a"]
     assert states(made)["nap"] == "succeeded"
@@ -160,10 +170,10 @@ def test_a_wait_of_no_time_is_over_at_once() -> None:
 
 def test_a_duration_can_be_computed_and_a_senseless_one_fails_the_run() -> None:
     made = journal("[{id: nap, wait: {duration: '${input.number}'}}]")
-    assert advance(made, NOW).then == Wait(RunState.WAITING_EXTERNAL, NOW + timedelta(seconds=1))
+    assert advance(made, NOW).then == Suspend(RunState.WAITING_EXTERNAL, NOW + timedelta(seconds=1))
     made = journal("[{id: nap, wait: {duration: '${input.yes}'}}]")
     then = advance(made, NOW).then
-    assert isinstance(then, Settle) and then.event == RunEvent.FAIL
+    assert isinstance(then, RunOutcome) and then.event == RunEvent.FAIL
 
 
 def test_a_retry_waits_for_its_time_and_the_run_counts_as_running() -> None:
@@ -172,14 +182,14 @@ def test_a_retry_waits_for_its_time_and_the_run_counts_as_running() -> None:
     made.begin(fold)
     made.move_step(fold, StepEvent.RETRY, actor="w", data={"error": {"type": "E"}, "next_run_at": later})
     following = advance(made, NOW)
-    assert (following.start, following.then) == ([], Wait(RunState.RUNNING, later))
+    assert (following.start, following.then) == ([], Suspend(RunState.RUNNING, later))
     assert [f.step.key for f in advance(made, later).start] == ["a"]
 
 
 def test_the_earliest_of_several_times_wakes_the_run_and_people_come_before_timers() -> None:
     made = journal("""[{id: long, wait: {duration: 2h}}, {id: short, wait: {duration: 1h}, needs: []},
                        {id: gate, approval: {}, needs: []}]""")
-    assert advance(made, NOW).then == Wait(RunState.WAITING_APPROVAL, NOW + timedelta(hours=1))
+    assert advance(made, NOW).then == Suspend(RunState.WAITING_APPROVAL, NOW + timedelta(hours=1))
 
 
 # ---------------------------------------------------------------- failing and stopping
@@ -193,7 +203,7 @@ def test_a_failed_step_ends_the_run_and_nothing_more_is_started() -> None:
     following = advance(made, NOW)
     assert following.start == []
     error = {"step": "a", "type": "E", "message": "no"}
-    assert following.then == Settle(RunEvent.FAIL, RunReason.ATTEMPTS_EXHAUSTED, error)
+    assert following.then == RunOutcome(RunEvent.FAIL, RunReason.ATTEMPTS_EXHAUSTED, error)
 
 
 def test_what_is_in_flight_beside_a_failed_step_is_stopped_first() -> None:
@@ -202,8 +212,8 @@ def test_what_is_in_flight_beside_a_failed_step_is_stopped_first() -> None:
         made.begin(made.steps[key])
     made.move_step(made.steps["a"], StepEvent.FAIL, actor="w", data={"error": {}})
     then = advance(made, NOW).then
-    assert isinstance(then, Stop)
-    assert then.ending == Settle(RunEvent.FAIL, RunReason.TERMINAL_ERROR, {"step": "a"})
+    assert isinstance(then, InterruptInFlight)
+    assert then.ending == RunOutcome(RunEvent.FAIL, RunReason.TERMINAL_ERROR, {"step": "a"})
 
 
 def test_the_first_failure_gives_the_reason() -> None:
@@ -214,14 +224,14 @@ def test_the_first_failure_gives_the_reason() -> None:
         made.move_step(made.steps[key], StepEvent.FAIL, actor="w", data=data)
     assert made.failed is made.steps["b"]
     then = advance(made, NOW).then
-    assert isinstance(then, Settle) and then.error == {"step": "b"}
+    assert isinstance(then, RunOutcome) and then.error == {"step": "b"}
 
 
 def test_a_run_that_is_being_canceled_starts_nothing() -> None:
     made = journal("[{id: a, tool: t.do}]")
     made.move_run(RunEvent.CANCEL, to=RunState.CANCELING, actor="ann", data={"asked": RunReason.INTERRUPTED})
     following = advance(made, NOW)
-    assert (following.start, following.then) == ([], Stop(None))
+    assert (following.start, following.then) == ([], InterruptInFlight(None))
     assert made.asked == RunReason.INTERRUPTED
 
 
@@ -230,24 +240,24 @@ def test_a_run_that_is_being_canceled_starts_nothing() -> None:
 
 def test_a_run_that_waits_says_for_what_and_until_when() -> None:
     made = journal("[{id: gate, approval: {}}]")
-    leave = conclude(made, Wait(RunState.WAITING_APPROVAL, NOW), actor="worker:w")
+    leave = release_for(made, Suspend(RunState.WAITING_APPROVAL, NOW), actor="worker:w")
     assert (leave.status, leave.wake_at, leave.queue, leave.reason) == ("waiting_approval", NOW, False, None)
     assert leave.entry is not None
     assert (leave.entry.from_state, leave.entry.event, leave.entry.actor) == ("running", "hold", "worker:w")
-    leave = conclude(made, Wait(RunState.WAITING_EXTERNAL, NOW))
+    leave = release_for(made, Suspend(RunState.WAITING_EXTERNAL, NOW))
     assert leave.entry is not None and leave.entry.event == "park"
 
 
 def test_a_run_that_waits_for_a_retry_stays_running() -> None:
     made = journal("[{id: a, tool: t.do}]")
-    assert conclude(made, Wait(RunState.RUNNING, NOW)) == Leave(RunState.RUNNING, wake_at=NOW)
+    assert release_for(made, Suspend(RunState.RUNNING, NOW)) == LeaseRelease(RunState.RUNNING, wake_at=NOW)
 
 
 def test_a_run_that_waits_already_writes_nothing_new_and_one_wait_may_follow_another() -> None:
     made = journal("[{id: gate, approval: {}}]")
     made.move_run(RunEvent.HOLD, actor="w")
-    assert conclude(made, Wait(RunState.WAITING_APPROVAL, None)) == Leave(RunState.WAITING_APPROVAL)
-    leave = conclude(made, Wait(RunState.WAITING_EXTERNAL, NOW))
+    assert release_for(made, Suspend(RunState.WAITING_APPROVAL, None)) == LeaseRelease(RunState.WAITING_APPROVAL)
+    leave = release_for(made, Suspend(RunState.WAITING_EXTERNAL, NOW))
     assert leave.entry is not None
     assert (leave.entry.from_state, leave.entry.to_state) == ("waiting_approval", "waiting_external")
 
@@ -255,7 +265,7 @@ def test_a_run_that_waits_already_writes_nothing_new_and_one_wait_may_follow_ano
 def test_drafting_an_entry_does_not_apply_it() -> None:
     made = journal("[{id: a, tool: t.do}]")
     made.take_unsaved()
-    leave = conclude(made, Settle(RunEvent.FAIL, RunReason.TIMED_OUT))
+    leave = release_for(made, RunOutcome(RunEvent.FAIL, RunReason.TIMED_OUT))
     assert leave.status == RunState.FAILED
     assert (made.status, made.unsaved) == (RunState.RUNNING, [])
 
@@ -263,9 +273,9 @@ def test_drafting_an_entry_does_not_apply_it() -> None:
 def test_an_ended_run_carries_reason_result_or_error() -> None:
     made = journal("[{id: a, tool: t.do}]")
     succeed(made, "a", {"n": 1})
-    leave = conclude(made, Settle(RunEvent.SUCCEED, RunReason.COMPLETED))
+    leave = release_for(made, RunOutcome(RunEvent.SUCCEED, RunReason.COMPLETED))
     assert (leave.status, leave.reason, leave.result, leave.error) == ("succeeded", "completed", '{"n":1}', None)
-    leave = conclude(made, Settle(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut"}))
+    leave = release_for(made, RunOutcome(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut"}))
     assert (leave.status, leave.reason, leave.result, leave.error) == (
         "failed",
         "timed_out",
@@ -274,9 +284,11 @@ def test_an_ended_run_carries_reason_result_or_error() -> None:
     )
     assert leave.entry is not None
     assert leave.entry.type == "run_completed"
-    assert leave.entry.data == {"reason": "timed_out", "error": {"type": "TimedOut"}}
+    assert leave.entry.data == {
+        "reason": "timed_out", "error": {"type": "TimedOut"}, "cause": {"by": "system:deadline"},
+    }  # fmt: skip
     made.apply(leave.entry)
-    assert ended(made) == Leave(RunState.FAILED, reason=RunReason.TIMED_OUT)
+    assert final_release(made) == LeaseRelease(RunState.FAILED, reason=RunReason.TIMED_OUT)
 
 
 def test_a_run_that_failed_cancels_what_was_open_and_leaves_what_was_done() -> None:
@@ -291,15 +303,15 @@ def test_a_run_that_failed_cancels_what_was_open_and_leaves_what_was_done() -> N
 
 def test_a_run_with_work_goes_to_the_queue_and_resumes_if_it_waited() -> None:
     made = journal("[{id: a, tool: t.do}]")
-    assert go_on(made) == Leave(RunState.RUNNING, queue=True)
+    assert requeue(made) == LeaseRelease(RunState.RUNNING, queue=True)
     for event in (RunEvent.HOLD, RunEvent.PARK):
         waiting = journal("[{id: a, tool: t.do}]")
         waiting.move_run(event, actor="w")
-        leave = go_on(waiting)
+        leave = requeue(waiting)
         assert leave.entry is not None
         assert (leave.status, leave.queue, leave.entry.event) == ("running", True, "resume")
     pending = journal_of(parse("{name: w, steps: [{id: a, tool: t.do}]}"))
-    assert go_on(pending) == Leave(RunState.PENDING, queue=True)
+    assert requeue(pending) == LeaseRelease(RunState.PENDING, queue=True)
 
 
 def test_pending_steps_of_a_waiting_run_are_still_pending() -> None:

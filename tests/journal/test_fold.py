@@ -1,4 +1,4 @@
-"""The fold: the same entries give the same state, always, and what holds across the machines holds."""
+"""The fold: the same entries always give the same state, and the invariants across the machines hold."""
 
 import contextlib
 from datetime import timedelta
@@ -41,7 +41,7 @@ def test_replaying_what_was_written_gives_the_state_that_wrote_it(plan: Plan, se
     player = played(plan, seed)
     entries = through_the_database(player.written)
     assert state_of(journal_of(plan).replay(entries)) == state_of(player.journal)
-    # And so it was at every moment at which nothing was in flight.
+    # The same held at every moment without a step in flight.
     for count, known in player.quiet:
         assert state_of(journal_of(plan).replay(entries[:count])) == known
 
@@ -68,7 +68,7 @@ def test_entries_are_numbered_without_gaps_and_each_transition_is_in_a_table(pla
             (t.source, t.event, t.target) for t in machine.transitions()
         }
         before = state.get(entry.step, machine.initial)
-        # That a short step was taken up is told by the entry that settles it.
+        # For a short step, the entry that settles it is also the record of its start.
         assert entry.from_state == before or (before, entry.from_state) == ("pending", "running")
         assert entry.to_state is not None
         state[entry.step] = entry.to_state
@@ -77,17 +77,17 @@ def test_entries_are_numbered_without_gaps_and_each_transition_is_in_a_table(pla
 @quick
 @given(plans(), SEEDS)
 def test_a_changed_entry_would_be_noticed(plan: Plan, seed: int) -> None:
-    """The comparison above can fail: without one settled step the fold is another."""
+    """The comparison above can fail: without one settled step the fold differs."""
     player = played(plan, seed)
-    # Not one that was canceled: the end of its run would say so too.
+    # Not a canceled step: the end of its run would imply the same.
     settled = [e for e in player.written if e.step and e.to_state in STEP.terminal - {StepState.CANCELED}]
     if settled:
         kept = [e for e in player.written if e is not settled[0]]
-        with contextlib.suppress(KeyError):  # what was never done cannot be undone
+        with contextlib.suppress(KeyError):  # a step without an effect cannot be undone
             assert state_of(journal_of(plan).replay(kept)) != state_of(player.journal)
 
 
-# ---------------------------------------------------------------- what holds across the machines
+# ---------------------------------------------------------------- invariants across the machines
 
 
 @quick

@@ -1,11 +1,20 @@
-"""Words: what people, timers and deadlines say to a run."""
+"""Run commands: the effects of people, timers and deadlines on a run."""
 
 from typing import Any
 
 import pytest
 
 from interlock.definition.workflow import parse
-from interlock.journal import Command, Journal, Settle, Stop, Wait, Word, advance, apply_word
+from interlock.journal import (
+    CommandType,
+    InterruptInFlight,
+    Journal,
+    RunCommand,
+    RunOutcome,
+    Suspend,
+    advance,
+    apply_command,
+)
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent
 from tests.journal.player import BEGINNING, journal, journal_of, lines, states, succeed
 
@@ -23,7 +32,7 @@ def asked(steps: str = GATED, on_reject: str = "fail") -> Journal:
 
 def decide(made: Journal, decision: str, *, reason: str | None = None, **other: Any) -> None:
     data = {"approval_id": made.steps["gate"].approval_id, "decision": decision, "reason": reason} | other
-    apply_word(made, Word(Command.DECIDE, "ann", data, step="gate"), in_flight=False)
+    apply_command(made, RunCommand(CommandType.DECIDE, "ann", data, step="gate"), in_flight=False)
 
 
 # ---------------------------------------------------------------- decide
@@ -48,7 +57,7 @@ def test_a_refused_gate_fails_the_run(decision: str, code: RunReason, said: str)
     decide(made, decision)
     assert lines(made) == ["gate -refuse-> failed"]
     error = {"step": "gate", "type": "Refused", "message": said}
-    assert advance(made, BEGINNING).then == Settle(RunEvent.FAIL, code, error)
+    assert advance(made, BEGINNING).then == RunOutcome(RunEvent.FAIL, code, error)
 
 
 def test_what_the_person_said_is_what_is_shown() -> None:
@@ -64,14 +73,14 @@ def test_on_reject_continue_skips_the_gate_and_what_needs_it_and_goes_on() -> No
     assert [fold.step.key for fold in following.start] == ["b"]
     assert states(made) == {"a": "succeeded", "gate": "skipped", "b": "pending", "c": "skipped"}
     succeed(made, "b")
-    assert advance(made, BEGINNING).then == Settle(RunEvent.SUCCEED, RunReason.COMPLETED)
+    assert advance(made, BEGINNING).then == RunOutcome(RunEvent.SUCCEED, RunReason.COMPLETED)
 
 
 def test_on_reject_complete_does_nothing_more_and_ends_well_as_rejected() -> None:
     made = asked(on_reject="complete")
     decide(made, "rejected")
     assert states(made) == {"a": "succeeded", "gate": "skipped", "b": "skipped", "c": "skipped"}
-    assert advance(made, BEGINNING).then == Settle(RunEvent.SUCCEED, RunReason.REJECTED)
+    assert advance(made, BEGINNING).then == RunOutcome(RunEvent.SUCCEED, RunReason.REJECTED)
 
 
 def test_on_reject_complete_lets_a_step_in_flight_finish() -> None:
@@ -122,7 +131,7 @@ def test_a_word_about_another_question_or_one_that_is_answered_changes_nothing()
 
 def cancel(made: Journal, *, in_flight: bool, why: RunReason = RunReason.INTERRUPTED) -> None:
     data = {"reason_code": why, "said": "enough"}
-    apply_word(made, Word(Command.CANCEL, "ann", data), in_flight=in_flight)
+    apply_command(made, RunCommand(CommandType.CANCEL, "ann", data), in_flight=in_flight)
 
 
 def test_with_nothing_in_flight_a_cancel_ends_the_run_at_once() -> None:
@@ -149,7 +158,7 @@ def test_with_steps_in_flight_a_cancel_stops_them_first_and_remembers_who_asked_
     made.take_unsaved()
     cancel(made, in_flight=True)
     assert (made.status, made.asked, made.reason) == (RunState.CANCELING, RunReason.INTERRUPTED, None)
-    assert advance(made, BEGINNING).then == Stop(None)
+    assert advance(made, BEGINNING).then == InterruptInFlight(None)
     cancel(made, in_flight=True)
     assert lines(made) == ["run -cancel-> canceling"]
 
@@ -165,7 +174,7 @@ def test_a_cancel_is_possible_before_the_run_began() -> None:
 
 def test_a_deadline_ends_a_run_that_waits() -> None:
     made = asked()
-    apply_word(made, Word(Command.TIME_OUT, "system:deadline", {}), in_flight=False)
+    apply_command(made, RunCommand(CommandType.TIME_OUT, "system:deadline", {}), in_flight=False)
     assert (made.status, made.reason) == (RunState.FAILED, RunReason.TIMED_OUT)
     assert states(made)["gate"] == "canceled"
 
@@ -173,7 +182,7 @@ def test_a_deadline_ends_a_run_that_waits() -> None:
 def test_with_steps_in_flight_their_holder_ends_the_run() -> None:
     made = journal("[{id: a, tool: t.do}]")
     before = made.seq
-    apply_word(made, Word(Command.TIME_OUT, "system:deadline", {}), in_flight=True)
+    apply_command(made, RunCommand(CommandType.TIME_OUT, "system:deadline", {}), in_flight=True)
     assert (made.seq, made.status) == (before, RunState.RUNNING)
 
 
@@ -181,4 +190,16 @@ def test_waiting_for_two_people_takes_both() -> None:
     made = journal("[{id: gate, approval: {}}, {id: other, approval: {}, needs: []}]")
     advance(made, BEGINNING)
     decide(made, "approved")
-    assert advance(made, BEGINNING).then == Wait(RunState.WAITING_APPROVAL, None)
+    assert advance(made, BEGINNING).then == Suspend(RunState.WAITING_APPROVAL, None)
+
+
+def test_a_cancel_that_was_accepted_wins_against_the_last_step() -> None:
+    """specification DEV-3: a succeeded run has only succeeded steps; a canceled run may have only such steps too."""
+    made = journal("[{id: a, tool: t.do}]")
+    made.begin(made.steps["a"])
+    apply_command(
+        made, RunCommand(CommandType.CANCEL, "ann", {"reason_code": RunReason.CANCELED_BY_USER}), in_flight=True
+    )
+    made.move_step(made.steps["a"], StepEvent.SUCCEED, actor="worker:w", output="1")
+    made.move_run(RunEvent.STOPPED, actor="worker:w", reason=made.asked)
+    assert (made.status, made.reason, states(made)) == ("canceled", "canceled_by_user", {"a": "succeeded"})

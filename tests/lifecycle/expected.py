@@ -1,4 +1,4 @@
-"""The tables of the contract, typed out by hand, so that a change in `interlock.lifecycle` is noticed here."""
+"""The tables of the contract, typed by hand, so that this test notices a change in `interlock.lifecycle`."""
 
 RUN = """
 pending          start   running
@@ -181,7 +181,7 @@ REASONS = [
     "interrupted",
 ]
 
-# The transitions that every run and step must know, as they were first written down.
+# The transitions that every run and step must have, from the first version of the contract.
 FIRST_RUN = """
 PENDING          RUNNING
 RUNNING          WAITING_APPROVAL

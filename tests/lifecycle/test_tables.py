@@ -1,4 +1,4 @@
-"""Every machine is the table of the contract, and nothing that is not in it happens."""
+"""Every machine matches the table of the contract, and no other transition is possible."""
 
 import pytest
 
@@ -156,7 +156,7 @@ def test_a_run_that_ends_early_cancels_what_is_open_and_one_that_succeeds_does_n
 
 
 def test_a_planted_transition_is_noticed() -> None:
-    """The comparison above can fail: one row more or less is another table."""
+    """The comparison above can fail: one row more or less makes the tables differ."""
     more = {**RUN.table, RunState.SUCCEEDED: {RunEvent.RESUME: RunState.RUNNING}}
     assert table_of(Machine("run", more)) != expected.TABLES["run"]
     less = {**RUN.table, RunState.CANCELING: {}}

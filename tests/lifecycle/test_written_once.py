@@ -1,4 +1,4 @@
-"""Diagrams, enums, labels and docs say what the tables say, and nothing else in the package retypes them."""
+"""Diagrams, enums, labels and docs match the tables, and the package does not repeat them elsewhere."""
 
 import ast
 import re
@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import interlock
-from interlock.api import Services, create_app
-from interlock.api.follow import Follower
-from interlock.engine.evidence import Notary
-from interlock.engine.keyfiles import Salts, Signing
+from interlock.api import AppContext, create_app
+from interlock.api.run_watcher import Follower
+from interlock.engine.evidence import EvidenceSigner
+from interlock.engine.key_store import Salts, Signing
 from interlock.engine.policies import Policies
 from interlock.engine.tenants import Principals
 from interlock.engine.workflows import Plans
@@ -89,7 +89,7 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
     @rig.tool("t.do")
     async def do() -> None: ...
 
-    @rig.tool("t.pay", writes=True)
+    @rig.tool("t.pay", writes=True, risk="low")
     async def pay() -> None: ...
 
     await rig.apply("{name: gated, steps: [{id: a, tool: t.do}, {id: gate, approval: {}}, {id: b, tool: t.pay}]}")
@@ -116,10 +116,10 @@ async def test_what_is_counted_while_a_run_executes_is_in_the_label_sets(rig: Ri
 
 def test_the_openapi_enums_list_exactly_the_states(tmp_path: Path) -> None:
     database, settings = Database("postgresql://nowhere/", Settings()), Settings()
-    notary = Notary(Signing(settings), Salts(settings), Artifacts(tmp_path.as_uri()))
+    notary = EvidenceSigner(Signing(settings), Salts(settings), Artifacts(tmp_path.as_uri()))
     policies, principals = Policies(database, Registry()), Principals(database)
     follower = Follower(database, principals)
-    app = create_app(Services(database, settings, Plans(database), principals, policies, follower, notary))
+    app = create_app(AppContext(database, settings, Plans(database), principals, policies, follower, notary))
     schemas = app.openapi()["components"]["schemas"]
     for name, words in {
         "RunState": expected.STATES["run"],
@@ -136,13 +136,13 @@ def test_the_openapi_enums_list_exactly_the_states(tmp_path: Path) -> None:
         assert schemas[name]["properties"]["status"]["$ref"].endswith(f"/{enum}")
 
 
-# ---------------------------------------------------------------- nobody retypes a list
+# ---------------------------------------------------------------- no repeated lists
 
 _ENUMS = {enum.__name__: enum for enum in (RunState, StepState, ApprovalState, ReceiptState, WorkerState)}
 
 
 def collections_of_states(tree: ast.AST) -> Iterator[tuple[int, frozenset[str]]]:
-    """Each tuple, list, set or dict's keys with the states it spells out, as members or as text."""
+    """Return each tuple, list, set or dict's keys with the states it spells out, as members or as text."""
     known = {str(state) for enum in _ENUMS.values() for state in enum}
     for node in ast.walk(tree):
         match node:
@@ -162,7 +162,7 @@ def collections_of_states(tree: ast.AST) -> Iterator[tuple[int, frozenset[str]]]
 
 
 def retyped(text: str) -> list[tuple[int, frozenset[str]]]:
-    """Collections that spell out a machine's terminal, open or complete set of states."""
+    """Return collections that spell out a machine's terminal, open or complete set of states."""
     machines = [m for m in MACHINES if m.name in ("run", "step", "approval", "receipt", "worker")]
     lists = {frozenset(map(str, of)) for m in machines for of in (m.terminal, m.open, frozenset(m.states))}
     lists = {of for of in lists if len(of) > 1}
@@ -173,9 +173,9 @@ def modules() -> list[Path]:
     return [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "lifecycle"]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_module_retypes_a_set_of_states(path: Path) -> None:
-    assert retyped(path.read_text(encoding="utf-8")) == []
+def test_no_module_retypes_a_set_of_states() -> None:
+    found = {str(path.relative_to(SOURCE)): retyped(path.read_text(encoding="utf-8")) for path in modules()}
+    assert {path: sets for path, sets in found.items() if sets} == {}
 
 
 def test_a_retyped_set_would_be_found() -> None:
@@ -185,12 +185,12 @@ def test_a_retyped_set_would_be_found() -> None:
     assert not retyped("(RunState.FAILED, RunState.CANCELED)")
 
 
-@pytest.mark.parametrize("name", SQL)
-def test_no_statement_spells_out_where_a_run_ended(name: str) -> None:
-    """An ended run is one with `completed_at`; the three states are in the CHECK and nowhere else."""
-    for listed in re.findall(r"\bIN \(('[^)]*)\)", SQL[name]):
-        words = {word.strip(" '") for word in listed.split(",")}
-        assert not expected.TERMINAL["run"] <= words
+def test_no_statement_spells_out_where_a_run_ended() -> None:
+    """An ended run has `completed_at`; only the CHECK lists the three states."""
+    for name, statement in SQL.items():
+        for listed in re.findall(r"\bIN \(('[^)]*)\)", statement):
+            words = {word.strip(" '") for word in listed.split(",")}
+            assert not expected.TERMINAL["run"] <= words, name
 
 
 def test_only_a_worker_that_may_append_is_looked_for_when_appending() -> None:

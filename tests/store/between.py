@@ -1,4 +1,4 @@
-"""Whoever stands between us and the server: a pooler that keeps nothing in a session, a host that is silent."""
+"""Intermediaries between us and the server: a pooler without session state, a silent host."""
 
 import asyncio
 import struct
@@ -11,7 +11,7 @@ _PASSED_ON = {"user", "database", "client_encoding", "application_name"}
 
 
 class Between:
-    """Listens on a port of its own for as long as the block lasts."""
+    """Listens on a free port for as long as the block lasts."""
 
     def __init__(self, url: str, answer: "Callable[[Between, Any, Any], Awaitable[None]]") -> None:
         parts = urlsplit(url)
@@ -60,7 +60,7 @@ async def _first_words(reader: Any) -> dict[str, str]:
 
 
 async def refuses_settings(_: Between, reader: Any, writer: Any) -> None:
-    """As PgBouncer does."""
+    """Behave like PgBouncer."""
     await _first_words(reader)
     said = b"SFATAL\0C08P01\0Munsupported startup parameter: statement_timeout\0\0"
     writer.write(b"E" + struct.pack("!I", len(said) + 4) + said)
@@ -68,7 +68,7 @@ async def refuses_settings(_: Between, reader: Any, writer: Any) -> None:
 
 
 async def drops_settings(between: Between, reader: Any, writer: Any) -> None:
-    """As PgBouncer does that has them in ignore_startup_parameters."""
+    """Behave like PgBouncer with the settings in ignore_startup_parameters."""
     kept = {name: value for name, value in (await _first_words(reader)).items() if name in _PASSED_ON}
     words = "".join(f"{name}\0{value}\0" for name, value in kept.items()).encode() + b"\0"
     await between.relay(reader, writer, struct.pack("!II", len(words) + 8, 196608) + words)
@@ -79,5 +79,5 @@ async def passes_on(between: Between, reader: Any, writer: Any) -> None:
 
 
 async def is_silent(_: Between, reader: Any, writer: Any) -> None:
-    """As a host whose packets are swallowed."""
+    """Behave like a host that drops all packets."""
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""What a claim costs depends on its batch, never on the backlog or on how many tenants there are."""
+"""The cost of a claim depends on its batch, never on the backlog or the number of tenants."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from interlock.store.queries import SQL
 
 
 def fill(lanes: int = 10_000, runs: int = 100_000, first: int = 1) -> str:
-    """Half of a long backlog is spread over all tenants, the other half is one tenant's."""
+    """Spread half of a long backlog over all tenants; the other half belongs to one tenant."""
     return f"""
 CREATE TEMP TABLE number AS
   SELECT n, lpad(to_hex(n + {first - 1}), 32, '0')::uuid AS id FROM generate_series(1, {runs}) AS n;
@@ -35,7 +35,7 @@ DROP TABLE work, number;
 
 async def register(database: Database, worker: UUID) -> None:
     terms = (["default"], None, None, None)
-    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0, *terms, "worker:w")
+    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0, *terms, "worker:w", "{}")
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -45,7 +45,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 async def explain(connection: Any, mode: str, *, analyze: bool = False) -> dict[str, Any]:
-    """The claim's plan for 20 runs: for these values, or the one that is kept for all values."""
+    """Return the claim's plan for 20 runs: for these values, or the generic plan."""
     worker = await connection.fetchval("SELECT id FROM worker")
     await connection.execute(f"SET plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
@@ -89,19 +89,19 @@ async def test_a_claim_walks_its_indexes_however_long_the_backlog(backlog: async
     assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"lane", "ready", "run"}
     assert {"lane_turn", "ready_by_turn", "run_pkey", "lane_pkey"} <= indexes(plan)
 
-    # The plan that knows no values expects a large batch; even that one never reads the backlog.
+    # The generic plan expects a large batch; even that plan never reads the backlog.
     plan = await explain(backlog, "force_generic_plan")
     assert not {table for kind, table in scans(plan) if kind == "Seq Scan"} & {"ready", "run"}
     assert {"lane_turn", "ready_by_turn", "run_pkey"} <= indexes(plan)
 
-    # Done for real: it takes its batch and touches a number of pages that fits the batch.
+    # Executed: the claim takes its batch and touches a number of pages that fits the batch.
     plan = await explain(backlog, "auto", analyze=True)
     (leased,) = (node for node in nodes(plan) if node.get("Operation") == "Update" and node["Relation Name"] == "run")
     assert 0 < leased["Actual Rows"] <= 20
     pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     assert pages < 5000, pages
 
-    # And it would be noticed: without the lanes' index every lane is looked at.
+    # The check can fail: without the lanes' index the claim reads every lane.
     await backlog.execute("DROP INDEX lane_turn")
     assert ("Seq Scan", "lane") in scans(await explain(backlog, "force_custom_plan"))
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: found where it is, shared by processes, stopped by the last, wherever its files lie."""
+"""The embedded PostgreSQL: the search for it, shared use by processes, its stop by the last user, and any data path."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store.migrate import migrate, status
 from interlock.store.pool import Database
-from interlock.testing import Clock
+from interlock.testing import ManualClock
 from tests.rig import Rig
 
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
@@ -35,7 +35,7 @@ OWN_WAY_TO_FIND_ONE = embedded.find_binaries
 
 @pytest.fixture(autouse=True)
 def _no_chosen_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How it is found is what these tests are about: not in the way that `POSTGRES_BIN` says."""
+    """These tests are about the search for PostgreSQL, so `POSTGRES_BIN` must not decide it."""
     monkeypatch.setattr(embedded, "find_binaries", OWN_WAY_TO_FIND_ONE)
 
 
@@ -66,7 +66,7 @@ async def ask(url: str, question: str) -> Any:
         await connection.close()
 
 
-# ---------------------------------------------------------------- finding it
+# ---------------------------------------------------------------- the search
 
 
 def test_the_wheel_is_what_is_used_when_it_is_there() -> None:
@@ -101,7 +101,7 @@ def test_what_a_program_of_postgresql_said_is_in_the_error(base: Path) -> None:
         embedded.start(base)
 
 
-# ---------------------------------------------------------------- sharing it
+# ---------------------------------------------------------------- shared use
 
 
 async def test_a_data_directory_may_have_a_long_path_with_spaces_and_quotes(
@@ -122,7 +122,7 @@ async def test_a_data_directory_may_have_a_long_path_with_spaces_and_quotes(
 
 
 def _revived(base: Path) -> bool:
-    """Not before its processes have let go of its memory."""
+    """Restart the server only after its processes have released its memory."""
     with contextlib.suppress(embedded.ServerFailed):
         return embedded.revive(base)
     return False
@@ -130,7 +130,7 @@ def _revived(base: Path) -> bool:
 
 @pytest.fixture
 def as_first_process() -> Iterator[None]:
-    """As in a container: orphans become children, and wait to be reaped."""
+    """Act as in a container: orphans become children and must be reaped."""
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux lets a process adopt orphans")
     libc, adopt_orphans = ctypes.CDLL(None), 36
@@ -149,7 +149,7 @@ async def test_a_server_that_was_killed_is_started_again(base: Path) -> None:
 
 
 async def test_a_process_that_got_the_number_of_a_killed_server_is_not_taken_for_it(base: Path) -> None:
-    """As in a container that is started anew: the numbers of its processes are those of the last time."""
+    """As in a restarted container: its process ids repeat those of the previous start."""
     somebody = subprocess.Popen(["sleep", "60"], **embedded._as_user())  # noqa: ASYNC220
     try:
         await _killed_and_revived(base, somebody.pid)
@@ -209,7 +209,7 @@ async def _killed_and_revived(base: Path, number_goes_to: int | None = None) -> 
         for lock in locks if number_goes_to else ():
             lock.write_text(lock.read_text().replace(f"{pid}\n", f"{number_goes_to}\n", 1))
         async with asyncio.timeout(20):
-            while not await asyncio.to_thread(_revived, base):  # noqa: ASYNC110 — it is gone when it is gone
+            while not await asyncio.to_thread(_revived, base):  # noqa: ASYNC110 — an exit sends no event
                 await asyncio.sleep(0.05)
         assert await ask(joined.url, "SELECT 1") == 1
     finally:
@@ -230,7 +230,7 @@ sys.stdin.readline()
 
 
 class Process:
-    """Another process that joins the server and leaves it when told."""
+    """Another process that joins the server and leaves it on command."""
 
     def __init__(self, base: Path) -> None:
         self._process = subprocess.Popen(
@@ -255,7 +255,7 @@ def test_processes_share_one_server_and_the_last_to_leave_stops_it(base: Path) -
     urls = {one.url(), two.url(), three.url()}
     assert len(urls) == 1
     data, url = base / "postgres", urls.pop()
-    # A killed process leaves no trace: its lock is the kernel's.
+    # A killed process leaves no trace: the kernel releases its lock.
     one.kill()
     assert embedded._is_running(data)
     two.leave()
@@ -265,7 +265,7 @@ def test_processes_share_one_server_and_the_last_to_leave_stops_it(base: Path) -
     assert not embedded._is_running(data)
 
 
-# ---------------------------------------------------------------- the oldest that is supported
+# ---------------------------------------------------------------- the oldest supported version
 
 
 @with_postgres_15
@@ -273,7 +273,7 @@ def test_processes_share_one_server_and_the_last_to_leave_stops_it(base: Path) -
 async def test_the_whole_engine_runs_on_postgresql_15(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{POSTGRES_15}:{os.environ['PATH']}")
     joined = await asyncio.to_thread(embedded.start, base)
-    settings, clock = Settings(lease_seconds=5, poll_seconds=0.2), Clock()
+    settings, clock = Settings(lease_seconds=5, poll_seconds=0.2), ManualClock()
     database = await Database(joined.url, settings, clock=clock, size=5).open()
     try:
         await migrate(database)

@@ -1,10 +1,9 @@
-"""Migrations: any number of processes may start at once, and none touches a database it does not understand."""
+"""Migrations: any number of processes may start at once, and none touches a database of an unknown version."""
 
 import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -12,6 +11,7 @@ import asyncpg
 import pytest
 import structlog
 
+from interlock import clock
 from interlock.errors import Conflict, Unavailable
 from interlock.ids import floor_of
 from interlock.settings import Settings
@@ -29,7 +29,7 @@ ALL = [m.name for m in migrations.migrations()]
 
 @pytest.fixture
 async def empty_url(server: embedded.Joined) -> AsyncIterator[str]:
-    """A database in which nothing is yet."""
+    """A database without any objects."""
     name = f"empty_{os.getpid()}_{next(_numbers)}"
     admin = await asyncpg.connect(server.url)
     await admin.execute(f"CREATE DATABASE {name}")
@@ -144,7 +144,9 @@ async def test_a_worker_that_waits_for_a_migration_says_so_and_ends_when_it_is_t
 async def test_a_broken_connection_ends_nobody_who_waits_for_a_migration(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Any] = [ConnectionResetError("the server went away"), {"applied": [], "pending": []}]
+    away = [ConnectionResetError("the server went away")] * 2
+    answers: list[Any] = [*away, {"applied": [], "pending": []}]
+    database.settings.database_patience_seconds = 0.001
     monkeypatch.setattr(migrations, "status", AsyncMock(side_effect=answers))
     await asyncio.wait_for(wait_until_migrated(database, asyncio.Event()), 5)
 
@@ -169,7 +171,7 @@ async def test_a_worker_refuses_a_database_of_another_version(database: Database
 async def test_a_migration_and_whoever_waits_for_it_take_as_long_as_it_takes(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hasty = connection_options  # as it is with a statement_timeout of nearly nothing, less the five seconds
+    hasty = connection_options  # as with a statement_timeout of nearly nothing, less the five seconds
     monkeypatch.setattr(pool, "connection_options", lambda database: hasty(database) | {"command_timeout": 0.2})
     slow = Migration("9999_slow", "SELECT pg_sleep(0.5)")
     monkeypatch.setattr(migrations, "migrations", lambda: [slow])
@@ -181,16 +183,19 @@ async def test_a_migration_and_whoever_waits_for_it_take_as_long_as_it_takes(
         await database.close()
 
 
+async def months_of(database: Database) -> set[str]:
+    return {row["name"] for row in await database.fetch("journal_months", 7)}
+
+
 async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partition(database: Database) -> None:
-    partitions = await database.fetch("entry_partitions")
-    assert len(partitions) == 4
-    before = {row["name"] for row in partitions}
+    before = await months_of(database)
+    assert len(before) == 4
     async with database.pool.acquire() as connection:
         now = await connection.fetchval("SELECT now()")
         await migrations.ensure_partitions(connection, now)
-        assert {row["name"] for row in await database.fetch("entry_partitions")} == before
+        assert await months_of(database) == before
         await migrations.ensure_partitions(connection, now.replace(year=now.year + 1, month=12))
-    after = {row["name"] for row in await database.fetch("entry_partitions")}
+    after = await months_of(database)
     assert after - before == {f"entry_{now.year + 1}11", f"entry_{now.year + 1}12"} | {
         f"entry_{now.year + 2}01",
         f"entry_{now.year + 2}02",
@@ -198,21 +203,21 @@ async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partiti
 
 
 async def test_entries_that_came_before_their_month_keep_nobody_from_starting(database: Database) -> None:
-    """Some machine's clock was far ahead: its runs have ids of a month that was not there yet."""
-    now = datetime.now(UTC)
+    """A machine's clock was far ahead: its runs have ids of a month that did not exist yet."""
+    now = clock.now()
     early = migrations._month(now, 13)
     entry = "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $1, now(), 'x', 0, 'x')"
     await database.pool.execute(entry, floor_of(early))
     async with database.pool.acquire() as connection:
         await migrations.ensure_partitions(connection, migrations._month(now, 12))
-    names = {row["name"] for row in await database.fetch("entry_partitions")}
+    names = await months_of(database)
     assert f"entry_{early:%Y%m}" not in names
     assert {f"entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
     assert await database.pool.fetchval("SELECT count(*) FROM entry_rest") == 1
 
 
 async def test_a_month_that_cannot_be_made_for_another_reason_is_not_passed_over(database: Database) -> None:
-    now = migrations._month(datetime.now(UTC), 20)
+    now = migrations._month(clock.now(), 20)
     low, high = floor_of(now), floor_of(migrations._month(now, 1))
     await database.pool.execute(f"CREATE TABLE odd PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}')")
     async with database.pool.acquire() as connection:

@@ -1,4 +1,4 @@
-"""The database as the engine sees it: calls survive a broken connection, and say so when patience ends."""
+"""The database as the engine sees it: calls survive a broken connection, and report an error after the time limit."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ import pytest
 
 from interlock.errors import Conflict, Invalid, Unavailable
 from interlock.settings import Settings
-from interlock.store import embedded, notify
+from interlock.store import embedded, notify, pool
 from interlock.store.notify import Listener
 from interlock.store.pool import (
     TRANSIENT,
+    ConnectionPool,
     Database,
-    Pool,
-    Raced,
+    RetryTransaction,
     Tx,
     behind_pooler,
     connect,
@@ -37,7 +37,7 @@ from tests.store.between import Between, drops_settings, is_silent, passes_on, r
 
 
 async def kill(database: Database, pid: int) -> None:
-    """End another session for certain: the server answers before it is gone."""
+    """Terminate another session and wait until it is gone: the server answers before that."""
     async with database.pool.acquire() as connection:
         await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
 
@@ -55,7 +55,7 @@ async def test_a_command_whose_connection_breaks_is_done_again_and_happens_once(
         assert row is not None
         return str(row["name"])
 
-    assert await database.command(work) == "acme"
+    assert await database.run_in_transaction(work) == "acme"
     assert tries == 2
     assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 1
 
@@ -83,7 +83,10 @@ async def test_the_victim_of_a_deadlock_is_done_again(database: Database) -> Non
             await both_hold_one.wait()
         await tx.connection.execute(f"SELECT pg_advisory_xact_lock({second})")
 
-    both = (database.command(lambda tx: lock(tx, 1, 2)), database.command(lambda tx: lock(tx, 2, 1)))
+    both = (
+        database.run_in_transaction(lambda tx: lock(tx, 1, 2)),
+        database.run_in_transaction(lambda tx: lock(tx, 2, 1)),
+    )
     await asyncio.wait_for(asyncio.gather(*both), 20)
     assert tries >= 3
 
@@ -115,11 +118,11 @@ async def test_a_transaction_over_a_migration_is_done_again(url: str) -> None:
     async def look(tx: Tx) -> object:
         return await tx.row("lock_run", None, uuid4(), uuid4())
 
-    assert await database.command(look) is None
+    assert await database.run_in_transaction(look) is None
     outside = await asyncpg.connect(url)
     await outside.execute("ALTER TABLE run ADD COLUMN from_the_future text")
     await outside.close()
-    assert await database.command(look) is None
+    assert await database.run_in_transaction(look) is None
     await database.close()
 
 
@@ -134,7 +137,7 @@ async def test_a_full_disk_is_waited_for(database: Database) -> None:
             await tx.connection.execute(f"DO $$ BEGIN {full}; END $$")
         return tries
 
-    assert await database.command(work) == 2
+    assert await database.run_in_transaction(work) == 2
 
 
 async def test_who_finds_every_connection_in_use_is_told_so_in_time(url: str) -> None:
@@ -151,7 +154,7 @@ async def add_tenant(tx: Tx, name: str) -> None:
 
 
 async def are_there(url: str) -> list[str]:
-    """The tenants as everybody else sees them."""
+    """Return the tenants as other sessions see them."""
     outside = await asyncpg.connect(url)
     names = [row["name"] for row in await outside.fetch("SELECT name FROM tenant ORDER BY name")]
     await outside.close()
@@ -178,7 +181,7 @@ async def test_who_ends_while_a_transaction_begins_takes_nothing_from_those_who_
         async with database.transaction():
             pass
     monkeypatch.undo()
-    await database.command(lambda tx: add_tenant(tx, "a"))
+    await database.run_in_transaction(lambda tx: add_tenant(tx, "a"))
     await database.value("create_tenant", None, uuid4(), "b", None, 1.0, None, None)
     assert await are_there(url) == ["a", "b"]
     assert await database.pool.fetchval("SHOW lock_timeout") != "0"
@@ -188,13 +191,13 @@ async def test_who_ends_while_a_transaction_begins_takes_nothing_from_those_who_
 async def test_a_command_can_be_cancelled_at_any_moment_and_the_next_is_kept(url: str) -> None:
     database = await Database(url, Settings(), size=1).open()
     for steps in range(8):
-        first = asyncio.create_task(database.command(lambda tx: add_tenant(tx, "never")))
+        first = asyncio.create_task(database.run_in_transaction(lambda tx: add_tenant(tx, "never")))
         for _ in range(steps):
             await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        await database.command(lambda tx, steps=steps: add_tenant(tx, str(steps)))  # type: ignore[misc]
+        await database.run_in_transaction(lambda tx, steps=steps: add_tenant(tx, str(steps)))  # type: ignore[misc]
         assert str(steps) in await are_there(url)
     await database.close()
 
@@ -213,7 +216,7 @@ async def test_a_cancelled_command_ends_though_its_connection_cannot_be_cleaned(
     async def gone(*_: object, **__: object) -> None:
         raise ConnectionResetError("the server went away")
 
-    command = asyncio.create_task(database.command(work))
+    command = asyncio.create_task(database.run_in_transaction(work))
     await inside.wait()
     monkeypatch.setattr(asyncpg.Connection, "execute", gone)
     command.cancel()
@@ -293,7 +296,7 @@ async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
         raise Conflict("no")
 
     with pytest.raises(Conflict):
-        await database.command(work)
+        await database.run_in_transaction(work)
     assert tries == 1
     assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 0
 
@@ -305,33 +308,33 @@ async def test_what_is_told_of_a_command_is_told_once_and_only_if_it_was_committ
     async def work(tx: Tx) -> None:
         nonlocal tries
         tries += 1
-        tx.afterwards(lambda: told.append("done"))
+        tx.on_commit(lambda: told.append("done"))
         if tries == 1:
-            raise Raced("try again")
+            raise RetryTransaction("try again")
         with contextlib.suppress(Conflict):
             async with tx.savepoint():
-                tx.afterwards(lambda: told.append("undone"))
+                tx.on_commit(lambda: told.append("undone"))
                 raise Conflict("no")
         assert told == []
 
-    await database.command(work)
+    await database.run_in_transaction(work)
     assert (tries, told) == (2, ["done"])
 
     async def refused(tx: Tx) -> None:
-        tx.afterwards(lambda: told.append("refused"))
+        tx.on_commit(lambda: told.append("refused"))
         raise Conflict("no")
 
     with pytest.raises(Conflict):
-        await database.command(refused)
+        await database.run_in_transaction(refused)
 
     async def refused_at_its_end(tx: Tx) -> None:
-        tx.afterwards(lambda: told.append("refused"))
+        tx.on_commit(lambda: told.append("refused"))
         await tx.connection.execute("""
           CREATE TEMPORARY TABLE one (number int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP;
           INSERT INTO one VALUES (1), (1)""")
 
     with pytest.raises(asyncpg.UniqueViolationError):
-        await database.command(refused_at_its_end)
+        await database.run_in_transaction(refused_at_its_end)
     assert told == ["done"]
 
 
@@ -348,7 +351,7 @@ async def test_a_database_that_was_not_opened_says_so() -> None:
         await Database("postgresql://nowhere/", Settings()).value("any_key", patience=0.01)
 
 
-# ---------------------------------------------------------------- who answers
+# ---------------------------------------------------------------- poolers and read-only servers
 
 
 @pytest.mark.parametrize("pooler", [refuses_settings, drops_settings])
@@ -381,11 +384,11 @@ async def test_hosts_that_all_refuse_are_said(url: str) -> None:
 
 
 async def test_a_connection_to_a_server_that_only_reads_is_not_used_again(url: str) -> None:
-    """As after a fail-over that broke no connection: another one may reach the server that writes."""
+    """As after a fail-over that broke no connection: another connection may reach the server that accepts writes."""
     database = await Database(url, Settings(), size=1).open()
     async with database.connection() as connection:
         await connection.execute("SET default_transaction_read_only = on")
-    await database.command(lambda tx: add_tenant(tx, "a"))
+    await database.run_in_transaction(lambda tx: add_tenant(tx, "a"))
     assert await are_there(url) == ["a"]
     assert connection.is_closed()
     await database.close()
@@ -418,12 +421,12 @@ async def test_what_somebody_set_for_our_role_does_not_change_how_we_read(url: s
 
 @pytest.fixture
 def spare() -> Iterator[embedded.Joined]:
-    """A server of this test's own, which it may stop."""
+    """A separate server for this test, which may stop it."""
     base = Path(tempfile.mkdtemp(prefix="interlock-spare-"))
     server = embedded.start(base)
     yield server
     server.leave()
-    server.leave()  # leaving twice is leaving once
+    server.leave()  # leaving twice has no further effect
     shutil.rmtree(base, ignore_errors=True)
 
 
@@ -436,18 +439,18 @@ async def test_a_crashed_server_is_unavailable_after_patience_and_has_its_data_w
 
     database = await Database(spare.url, Settings(), size=2).open()
     await database.pool.execute("CREATE TABLE kept AS SELECT 42 AS n")
-    assert await database.command(answer) == 42
+    assert await database.run_in_transaction(answer) == 42
 
     await asyncio.to_thread(spare.server.control, "-m", "immediate", "stop")
     began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
-        await database.command(answer, patience=0.3)
+        await database.run_in_transaction(answer, patience=0.3)
     assert caught.value.status == 503
     assert time.monotonic() - began < 5
 
-    # An initdb that was killed half-way is begun anew, beside the data that is there.
+    # A killed initdb starts again, beside the existing data.
     spare.server.data.with_name("postgres.new").mkdir()
-    waiting = asyncio.create_task(database.command(answer, patience=30))
+    waiting = asyncio.create_task(database.run_in_transaction(answer, patience=30))
     await asyncio.to_thread(embedded._ensure_running, spare.server.data)
     assert await asyncio.wait_for(waiting, 30) == 42
     await database.close()
@@ -570,9 +573,9 @@ async def test_a_listener_uses_its_connection_now_and_then_and_leaves_one_that_d
     async def at_once(event: asyncio.Event, _: float) -> None:
         await (event.wait() if used else asyncio.sleep(0))
 
-    monkeypatch.setattr(notify, "either", at_once)
+    monkeypatch.setattr(notify, "wait_for_event", at_once)
     monkeypatch.setattr(asyncpg.Connection, "execute", half_open)
-    # One that waits already waits as long as before: a new listener makes it begin its wait anew.
+    # A waiting listener keeps its interval: a new listener makes it restart its wait.
     second = Listener(database, {"more": lambda _: None})
     await second.start()
     assert (await hear(heard), used) == ("", 1)
@@ -590,9 +593,9 @@ async def test_the_last_listener_takes_the_connection_with_it(database: Database
         [pid] = [row["pid"] for row in await database.pool.fetch(LISTENING.replace("count(*)", "pid"))]
         ear = notify._ears[database]
         await listener.stop()
-        await listener.stop()  # stopping twice is stopping once
+        await listener.stop()  # stopping twice has no further effect
         assert database not in notify._ears and ear._task is not None and ear._task.done()
-        # The server notices in its own time; it is asked to end and so waited for.
+        # The server notices a lost client late, so the test asks it to terminate the session and waits.
         await database.pool.execute("SELECT pg_terminate_backend($1, 5000)", pid)
 
 
@@ -626,7 +629,7 @@ async def pid_of(connection: Any) -> int:
 
 
 async def killed(connection: Any, url: str) -> None:
-    """The server ends it, and we have noticed."""
+    """The server ends the session, and our side has noticed."""
     noticed = asyncio.Event()
     connection.add_termination_listener(lambda _: noticed.set())
     outside = await asyncpg.connect(url)
@@ -665,7 +668,7 @@ async def test_who_is_cancelled_before_there_is_a_connection_keeps_no_place(
     url: str, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     database = Database(url, Settings(), size=1)
-    pool = database._pool = Pool(connection_options(database), 1)
+    pool = database._pool = ConnectionPool(connection_options(database), 1)
     connecting = asyncio.Event()
 
     async def for_ever(**_: object) -> None:
@@ -680,7 +683,7 @@ async def test_who_is_cancelled_before_there_is_a_connection_keeps_no_place(
         first = await pool.take()
         waiting = asyncio.create_task(pool.take())
         await asyncio.sleep(0)
-        pool.give_back(first)  # the place is already this one's when it is cancelled
+        pool.give_back(first)  # the connection is already assigned when the waiter is cancelled
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -691,7 +694,7 @@ async def test_who_is_cancelled_before_there_is_a_connection_keeps_no_place(
 
 
 async def test_a_connection_that_cannot_be_made_keeps_no_place() -> None:
-    pool = Pool({"dsn": "postgresql://nobody@127.0.0.1:1/none"}, 1)
+    pool = ConnectionPool({"dsn": "postgresql://nobody@127.0.0.1:1/none"}, 1)
     for _ in range(2):
         with pytest.raises(ConnectionRefusedError):
             async with asyncio.timeout(10):
@@ -718,7 +721,7 @@ async def test_a_closed_pool_leaves_no_session_behind(url: str, monkeypatch: pyt
     third = asyncio.create_task(pool.take())
     await asyncio.sleep(0)
     await database.close()
-    ended, _ = await asyncio.wait([waiting], timeout=10)  # what is under way ends at once
+    ended, _ = await asyncio.wait([waiting], timeout=10)  # the call in progress ends at once
     assert ended and isinstance(waiting.exception(), TRANSIENT)
     pool.give_back(used)
     with pytest.raises(Unavailable, match="closed"):
@@ -782,6 +785,58 @@ def test_without_a_pooler_sessions_have_limits() -> None:
     assert options["server_settings"]["lock_timeout"] == "3000"
     assert options["command_timeout"] > 7
     assert "statement_cache_size" not in options
+
+
+@pytest.mark.parametrize("lease", [4, 30])
+async def test_a_session_that_stops_in_a_transaction_loses_its_locks_within_half_a_lease(url: str, lease: int) -> None:
+    """reliability V5: the limit was 60 s, twice a lease; behind a pooler there was no limit."""
+    for address in (url, f"{url}&pgbouncer=true"):
+        database = await Database(address, Settings(lease_seconds=lease), size=1).open()
+        async with database.transaction() as tx:
+            for name in ("idle_in_transaction_session_timeout", "lock_timeout"):
+                limit = await tx.connection.fetchval(
+                    "SELECT extract(epoch FROM current_setting($1)::interval)::float8", name
+                )
+                assert 0 < limit <= lease / 2, name
+        await database.close()
+
+
+async def test_a_server_whose_disk_is_full_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """reliability V7: workers ended with XX000 while they connected."""
+    real, refusals = asyncpg.connect, 0
+
+    async def without_room(*args: Any, **options: Any) -> Any:
+        nonlocal refusals
+        refusals += 1
+        match refusals:
+            case 1:
+                raise asyncpg.InternalServerError("could not write init file: No space left on device")
+            case 2:
+                raise asyncpg.PostgresIOError('could not write to file "pg_internal.init"')
+            case 3:
+                raise asyncpg.DiskFullError("could not extend file")
+        return await real(*args, **options)
+
+    monkeypatch.setattr(asyncpg, "connect", without_room)
+    monkeypatch.setattr(pool, "backoff", lambda error, tries: 0.0)
+    database = await Database(url, Settings(), size=1).open()
+    assert refusals == 4
+    await database.close()
+
+
+async def test_the_same_error_of_a_statement_is_a_defect(database: Database) -> None:
+    with pytest.raises(asyncpg.InternalServerError):
+        await database.run_in_transaction(
+            lambda tx: tx.connection.execute("DO $$ BEGIN RAISE SQLSTATE 'XX000'; END $$")
+        )
+
+
+def test_sessions_come_back_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reliability section 4: hundreds of sessions tried every 20 ms to connect to a recovering server."""
+    waits = [pool.backoff(ConnectionRefusedError(), tries) for tries in range(20)]
+    assert min(waits) >= 0.05 and max(waits) <= 1.5
+    assert len({pool.backoff(ConnectionRefusedError(), 3) for _ in range(20)}) > 10
+    assert pool.backoff(RetryTransaction(), 0) < 0.04
 
 
 async def test_the_limits_are_what_the_server_enforces(url: str) -> None:

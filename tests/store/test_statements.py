@@ -1,4 +1,4 @@
-"""Named statements: each prepares on the real database, is used, and says truly which transition it makes."""
+"""Named statements: each prepares on the real database, is used, and declares its transitions correctly."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 import interlock
 from interlock.lifecycle import MACHINES
 from interlock.store.pool import Database
-from interlock.store.queries import SQL, STATEMENTS, Statement
+from interlock.store.queries import SQL, STATEMENTS, SqlStatement
 
 SOURCE = Path(interlock.__file__).parent
 BY_NAME = {machine.name: machine for machine in MACHINES}
@@ -46,7 +46,7 @@ def test_statements_take_parameters_and_are_never_formatted() -> None:
         assert not re.search(r"%s|%\(|\{[a-z_]*\}", text), path.name
 
 
-# ---------------------------------------------------------------- used, and only those that exist
+# ---------------------------------------------------------------- every statement is used, every name exists
 
 
 def strings(tree: ast.AST) -> set[str]:
@@ -54,7 +54,7 @@ def strings(tree: ast.AST) -> set[str]:
 
 
 def asked_for(tree: ast.AST) -> set[str]:
-    """The names that are handed to `fetch`, `row` and `value` (those with a space are SQL of their own)."""
+    """Return the names that are passed to `fetch`, `row` and `value` (those with a space are SQL text)."""
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -89,7 +89,7 @@ _MOVE = re.compile(r"(?P<machine>\w+)(?: (?P<sources>[\w|*]+))? -(?:(?P<events>[
 
 
 def untrue(moves: str) -> list[str]:
-    """What a `-- moves:` line claims that is in no table."""
+    """Return the claims of a `-- moves:` line that are in no table."""
     wrong = []
     for claim in moves.split(", "):
         found = _MOVE.fullmatch(claim)
@@ -112,7 +112,7 @@ def untrue(moves: str) -> list[str]:
 
 
 @pytest.mark.parametrize("statement", [s for s in STATEMENTS.values() if s.moves], ids=lambda s: s.name)
-def test_the_transition_a_statement_announces_is_in_the_table(statement: Statement) -> None:
+def test_the_transition_a_statement_announces_is_in_the_table(statement: SqlStatement) -> None:
     assert statement.moves is not None
     assert untrue(statement.moves) == []
 
@@ -126,7 +126,7 @@ def test_an_untrue_announcement_would_be_found() -> None:
 
 
 def test_every_statement_that_writes_a_status_announces_it() -> None:
-    """Setting `status` to what it is (requeueing, counting) is no move; everything else says what it does."""
+    """Setting `status` to its current value (requeueing, counting) is not a move; all others declare their move."""
     for statement in STATEMENTS.values():
         sets_status = re.search(r"\bSET\s+(?:\w+ = [^,]+,\s*)*status = ", statement.text)
         inserts_state = re.search(r"INSERT INTO (run|idempotency) \([^)]*\bstatus\b", statement.text)

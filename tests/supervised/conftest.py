@@ -12,7 +12,7 @@ from interlock.engine import jobs, leases
 from interlock.engine.principal import Principal
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 from tests.rig import Hold, Rig
 
 ONE = "{name: one, steps: [{id: a, tool: t.hold}]}"
@@ -20,7 +20,7 @@ TWO = "{name: two, steps: [{id: a, tool: t.hold}, {id: b, tool: t.after}]}"
 
 
 class Shop:
-    """A rig with a tool that holds, and helpers that say what a test is about."""
+    """A rig with a tool that holds, and helpers that describe what a test is about."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig, self.hold, self.after = rig, Hold(), 0
@@ -35,16 +35,16 @@ class Shop:
             self.after += 1
 
     async def worker(self, **serves: Any) -> Worker:
-        """One that is registered and takes work, until the test ends."""
+        """A registered worker that takes work until the test ends."""
         worker = await self._stack.enter_async_context(self.rig.worker(**serves))
         await until(lambda: self._is_running(worker))
         return worker
 
     async def _is_running(self, worker: Worker) -> bool:
-        return worker.me is not leases.NOBODY and (await self.status(worker.me.id)) == "running"
+        return worker.me is not leases.UNREGISTERED and (await self.status(worker.me.id)) == "running"
 
     async def silent_worker(self) -> UUID:
-        """One that only exists: it claims nothing and never beats."""
+        """A registered worker that claims nothing and never sends heartbeats."""
         me = await leases.register(self.rig.database, capacity=5, lease_seconds=30)
         await leases.move_worker(self.rig.database, me.id, WorkerEvent.START)
         return me.id
@@ -57,9 +57,9 @@ class Shop:
         return await self.job_of(self.rig.admin, workflow, runs, **more)
 
     async def job_of(self, who: Principal, workflow: str = "one", runs: int = 1, **more: Any) -> UUID:
-        asked = jobs.NewJob(uuid7(), "a task", workflow, [{"n": n} for n in range(runs)], **more)
+        asked = jobs.JobRequest(uuid7(), "a task", workflow, [{"n": n} for n in range(runs)], **more)
         new = await jobs.prepare(self.rig.plans, who, asked)
-        await self.rig.database.command(lambda tx: jobs.submit(tx, self.rig.database, who, new))
+        await self.rig.database.run_in_transaction(lambda tx: jobs.submit(tx, self.rig.database, who, new))
         return new.id
 
     async def job_row(self, job_id: UUID) -> Any:
@@ -83,7 +83,7 @@ class Shop:
 
 
 async def until(found: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
-    """Ask again until the answer is true: workers are tasks of this process, and this lets them go on."""
+    """Repeat until the answer is true: workers are tasks of this process, and each repetition lets them continue."""
     async with asyncio.timeout(seconds):
         while not (answer := await found()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

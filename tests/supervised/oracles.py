@@ -1,4 +1,4 @@
-"""Oracles: what the history of workers must never say."""
+"""Oracles: impossible states in the history of workers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ class Reservation:
 
 
 def reservations(lines: list[Any]) -> list[Reservation]:
-    """Of history in the order of worker and number. A worker that ended is released with the line that says so."""
+    """Fold history in the order of worker and number. The line that ends a worker also releases it."""
     found: list[Reservation] = []
     current: dict[UUID, tuple[str, Any]] = {}
     for line in lines:
@@ -37,7 +37,7 @@ def nobody_served_two_jobs(lines: list[Any]) -> None:
 
 
 def most_reserved_at_once(found: list[Reservation]) -> int:
-    """At the moments where something was reserved."""
+    """Return the maximum at the moments with a reservation."""
     return max(
         (sum(r.since <= at and (r.until is None or r.until > at) for r in found) for at in {r.since for r in found}),
         default=0,

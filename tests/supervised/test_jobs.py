@@ -1,4 +1,4 @@
-"""Jobs: their runs are done by their workers and by nobody else, and every way out gives the workers back."""
+"""Jobs: only their own workers do their runs, and every way to end a job releases the workers."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from interlock import FlowContext
 from interlock.engine import jobs, leases, workers
 from interlock.engine.workflows import Plans
-from interlock.errors import Invalid, InvalidTransition, Terminal
+from interlock.errors import Conflict, Invalid, Terminal
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Database, Row, Tx
@@ -23,7 +23,7 @@ async def runs_of(rig: Rig, job_id: UUID) -> list[Any]:
 
 
 async def nothing_leaks(rig: Rig) -> None:
-    """No reservation, no lane, no count is left of jobs that ended."""
+    """Check that ended jobs leave no reservation, no lane and no count."""
     await rig.sweep()
     assert await rig.sql("SELECT id FROM worker WHERE job_id IS NOT NULL") == []
     assert await rig.sql("SELECT pool FROM lane JOIN job ON job.id = side_id WHERE job.completed_at IS NOT NULL") == []
@@ -66,7 +66,7 @@ async def test_a_worker_that_does_not_know_yet_that_it_is_reserved_claims_nothin
     other, _ = await rig.claim_by_hand()
     await rig.start("one")
 
-    async def claimed(who: leases.Me, pool: str) -> list[Any]:
+    async def claimed(who: leases.WorkerIdentity, pool: str) -> list[Any]:
         async with rig.database.pool.acquire() as connection:
             return [run["job_id"] for run in (await leases.claim(Tx(connection), rig.clock(), who, 5, pool)).runs]
 
@@ -116,7 +116,7 @@ async def test_the_next_job_is_the_fairest_and_a_large_one_is_not_passed_over(sh
     await rig.sweep()
     assert [(await shop.job_row(j))["status"] for j in (running, large, small)] == ["running", "pending", "pending"]
 
-    # Another tenant has nothing yet: it comes first, and one that needs more than there are stops nobody.
+    # Another tenant has no workers yet, so it comes first; a job that needs more workers than exist stops no other job.
     acme = await rig.tenant("acme")
     await rig.apply("{name: one, steps: [{id: a, tool: t.hold}]}", acme)
     theirs = await shop.job_of(acme)
@@ -124,7 +124,7 @@ async def test_the_next_job_is_the_fairest_and_a_large_one_is_not_passed_over(sh
     assert (await shop.job_row(theirs))["status"] == "running"
     for job_id in (running, theirs):
         who = acme if job_id == theirs else rig.admin
-        await rig.database.command(lambda tx, j=job_id, w=who: jobs.cancel(tx, rig.database, w, j))  # type: ignore[misc]
+        await rig.database.run_in_transaction(lambda tx, j=job_id, w=who: jobs.cancel(tx, rig.database, w, j))  # type: ignore[misc]
     await rig.sweep()
     assert await shop.reserved(large) == {first, second}
     assert [(await shop.job_row(j))["status"] for j in (small, impossible)] == ["pending", "pending"]
@@ -159,7 +159,7 @@ async def test_a_paused_worker_of_a_job_is_replaced_and_is_not_one_too_many_late
     await order(rig, paused, WorkerEvent.RESUME)
     await rig.sweep()
     assert await shop.reserved(job_id) == {other}
-    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
     await nothing_leaks(rig)
 
 
@@ -174,7 +174,7 @@ async def test_a_job_that_needs_a_paused_worker_stands_in_nobodys_way(shop: Shop
 
 
 async def order(rig: Rig, worker_id: UUID, event: WorkerEvent) -> None:
-    await rig.database.command(lambda tx: workers.order(tx, rig.database, "t", worker_id, event))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "t", worker_id, event))
 
 
 async def test_a_job_that_is_not_valid_fails_at_once(shop: Shop, rig: Rig) -> None:
@@ -314,7 +314,7 @@ async def test_a_tree_that_is_canceled_at_its_root_is_canceled_everywhere(shop: 
         await until(all_ended)
     assert shop.hold.interrupted
     await until(lambda: _no_drivers(both))
-    with pytest.raises(InvalidTransition):
+    with pytest.raises(Conflict, match="takes no more children"):
         await shop.job(parent_job_id=root)
     await nothing_leaks(rig)
 
@@ -339,22 +339,23 @@ async def test_a_run_of_an_ended_job_that_cannot_be_canceled_stops_no_other(
 
     monkeypatch.setattr(jobs, "_cancel_run", broken)
     monkeypatch.setattr(jobs, "_AT_ONCE", 1)
-    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
     assert await jobs.cancel_runs(rig.database, rig.plans) == 2
     assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] != "canceled"} == {bad}
 
 
 async def test_a_canceling_run_of_an_ended_job_is_finished_by_any_worker(shop: Shop, rig: Rig) -> None:
-    """Its worker dies before it could stop the run, and nobody is reserved for the job any more."""
+    """The job's worker dies before it could stop the run, and no worker is reserved for the job any more."""
     job_id = await shop.job()
     me, _ = await rig.claim_by_hand()
     await rig.sweep()
     async with rig.database.pool.acquire() as connection:
         (claimed,) = (await leases.claim(Tx(connection), rig.clock(), me, 1, str(job_id))).runs
-    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
     await rig.sweep()
     assert (await rig.run(claimed["id"]))["status"] == "canceling"
-    await rig.database.command(lambda tx: workers.order(tx, rig.database, "t", me.id, WorkerEvent.TERMINATE))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "t", me.id, WorkerEvent.TERMINATE))
+    rig.clock.advance(5)  # its process is silent, so it may act until its lease ends
     await rig.sweep()
     async with rig.worker():
         assert (await rig.until(claimed["id"]))["status"] == "canceled"
@@ -376,7 +377,7 @@ async def test_a_run_that_cannot_be_canceled_keeps_no_other_of_its_job_from_it(
         await cancel(database, plans, row)
 
     monkeypatch.setattr(jobs, "_cancel_run", cancel_run)
-    await rig.database.command(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
     await rig.sweep()
     assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] == "canceled"} == set(good)
 
@@ -429,7 +430,7 @@ async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_lane(rig: Rig, 
 
 
 async def test_runs_that_a_jobs_runs_start_are_done_by_its_workers_and_not_counted(rig: Rig, shop: Shop) -> None:
-    """With the only worker reserved nobody else could do them."""
+    """With the only worker reserved, no other worker could do them."""
 
     @rig.flow("parent")
     async def parent(ctx: FlowContext) -> None:

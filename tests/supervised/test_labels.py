@@ -1,4 +1,4 @@
-"""Labels and tenants: a step is done by workers that have its label, and a worker serves whom it is told to."""
+"""Labels and tenants: only workers with a step's label run it, and a worker serves only its configured tenants."""
 
 from typing import Any
 from uuid import UUID
@@ -9,7 +9,7 @@ from interlock import FlowContext, Terminal
 from interlock.definition.workflow import parse
 from interlock.engine.leases import label_lane
 from interlock.errors import DefinitionInvalid
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 from tests.rig import Rig
 from tests.supervised.conftest import Shop, until
 
@@ -143,7 +143,7 @@ async def test_what_was_done_on_a_label_is_undone_there(shop: Shop, rig: Rig) ->
 
 
 async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(shop: Shop, rig: Rig) -> None:
-    """It had both labels, so the run was at home while a step for the other was under way."""
+    """The worker had both labels, so it kept the run while a step for the other label was running."""
     await rig.apply("{name: hold, steps: [{id: a, tool: t.after}, {id: b, tool: t.hold, runs_on: gpu}]}")
     both = await shop.worker(labels=("default", "gpu"))
     run_id = await rig.start("hold")

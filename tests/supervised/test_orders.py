@@ -1,4 +1,4 @@
-"""What a worker is told it does, within a second; what it held goes to others."""
+"""A worker follows an order within a second, and its runs go to other workers."""
 
 import asyncio
 import time
@@ -8,11 +8,12 @@ from uuid import UUID
 import pytest
 
 from interlock.engine import leases, workers
-from interlock.engine.append import Lease, Write, append
+from interlock.engine.journal_writer import Lease, Write, append
 from interlock.ids import uuid7
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
-from interlock.worker import loop, memory
+from interlock.worker import memory
+from interlock.worker.worker import Worker
 from tests.rig import Rig
 from tests.supervised.conftest import Shop, until
 
@@ -55,7 +56,7 @@ async def test_orders_act_within_a_second_and_also_without_notifications(
     shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await shop.worker()
-    monkeypatch.setattr(loop.Worker, "_on_orders", lambda self, payload: None)
+    monkeypatch.setattr(Worker, "_on_orders", lambda self, payload: None)
     deaf = await shop.worker()
     for worker in (heard, deaf):
         began = time.monotonic()
@@ -64,7 +65,7 @@ async def test_orders_act_within_a_second_and_also_without_notifications(
         assert time.monotonic() - began < 1.5
 
 
-async def _is(worker: loop.Worker, status: str) -> bool:
+async def _is(worker: Worker, status: str) -> bool:
     return worker.orders.status == status
 
 
@@ -82,7 +83,7 @@ async def test_a_terminated_workers_step_is_running_elsewhere_within_three_secon
     assert time.monotonic() - began < 3
     assert shop.hold.interrupted
 
-    # A late word of the old one changes nothing, and it is told so.
+    # A late write of the old worker changes nothing, and the worker learns that.
     before = await rig.journal(run_id)
     late = Lease(run_id, rig.admin.tenant_id, held["lease_token"], RunState.RUNNING, "one", "me")
     entry = Entry(99, "step_transition", first.me.actor, "a", "running", "succeed", "succeeded", 1)
@@ -96,7 +97,7 @@ async def test_a_terminated_workers_step_is_running_elsewhere_within_three_secon
 
 async def test_a_worker_that_was_told_to_end_does_not_begin_again(shop: Shop, rig: Rig) -> None:
     stop = asyncio.Event()
-    worker = loop.Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
+    worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
     living = asyncio.create_task(worker.run(stop))
     await until(lambda: shop._is_running(worker))
     await tell(rig, worker.me.id, "terminate")
@@ -195,14 +196,14 @@ async def test_a_worker_that_cannot_free_its_memory_ends(shop: Shop, rig: Rig, m
     monkeypatch.setattr(memory, "resident_mb", lambda: 120.0)
     monkeypatch.setattr(memory, "_MEMORY_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(rig.settings, "worker_memory_mb", 100)
-    worker = loop.Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
+    worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
     await asyncio.wait_for(worker.run(asyncio.Event()), 10)
     (row,) = await rig.sql("SELECT status, reason FROM worker")
     assert row["status"] == "terminated"
     assert "with nothing to do" in row["reason"]
 
 
-async def _is_idle(worker: loop.Worker) -> bool:
+async def _is_idle(worker: Worker) -> bool:
     return not worker.drivers
 
 

@@ -1,4 +1,4 @@
-"""Many jobs for few workers while workers are lost: all end, nobody serves two, nothing leaks."""
+"""Many jobs for few workers while workers are lost: all jobs end, no worker serves two, and nothing leaks."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ async def test_jobs_end_whatever_becomes_of_their_workers(shop: Shop, rig: Rig) 
     ids = [await shop.job("short", runs=6, worker_count=chance.randint(1, 3)) for _ in range(8)]
 
     async def hurt() -> None:
-        """Declared lost, as by a sweep that found them silent; they begin again under a new id."""
+        """Declare workers lost, as a sweep does with silent workers; they register again under a new id."""
         while True:
             await asyncio.sleep(0.1)
             victim = chance.choice(crew)

@@ -1,4 +1,4 @@
-"""Workers are everybody's, and not everybody is told where they are and what they said."""
+"""All tenants share workers, but not every role may read a worker's host and logs."""
 
 from uuid import UUID
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from interlock import FlowContext, Terminal
+from interlock import FlowContext, StepFailed, Terminal
 from interlock.errors import Invalid
-from interlock.testing import Engine, Scratch
+from interlock.testing import Engine, NoFake, Scratch
 from interlock.tools import Registry, flow, tool
 
 GATED = """
@@ -22,7 +22,7 @@ steps:
 async def engine(interlock_scratch: Scratch) -> Any:
     shelf = Registry()
 
-    @tool("t.act", writes=True, register=shelf)
+    @tool("t.act", writes=True, risk="low", register=shelf)
     async def act(what: str) -> str:
         raise NotImplementedError
 
@@ -101,6 +101,38 @@ async def test_a_fake_of_no_tool_needs_a_signature(engine: Engine) -> None:
     assert engine.tools.find("t.new") is not None
     with pytest.raises(Invalid, match="writes cannot be said of it again"):
         engine.fake("t.new", 1, writes=False)
+
+
+async def test_a_tool_without_a_fake_is_not_called(engine: Engine) -> None:
+    """new-user 10: a test without a fake changed a real system."""
+    with pytest.raises(
+        NoFake, match=r"no fake for t\.act.*engine\.fake\('t\.act', RESULT\).*allow_real_tools\('t\.act'\)"
+    ):
+        await engine.run("nap", {"for": 0})
+    engine.allow_real_tools("t.*")
+    run = await engine.run("nap", {"for": 0})
+    assert run.steps[-1].last_error["type"] == "NotImplementedError"
+    with pytest.raises(Invalid, match=r"no tool t\.other is registered"):
+        engine.allow_real_tools("t.other")
+
+
+async def test_a_flow_that_catches_the_error_does_not_hide_the_missing_fake(interlock_scratch: Scratch) -> None:
+    shelf = Registry()
+
+    @tool("t.read", register=shelf)
+    async def read() -> None: ...
+
+    @flow("careless", register=shelf)
+    async def careless(ctx: FlowContext) -> str:
+        try:
+            await ctx.call("t.read")
+        except StepFailed:
+            return "never mind"
+        return "read"
+
+    async with Engine.open(interlock_scratch, tools=shelf) as engine:
+        with pytest.raises(NoFake, match=r"t\.read"):
+            await engine.run("careless")
 
 
 async def test_engines_know_nothing_of_each_other(engine: Engine, interlock_scratch: Scratch) -> None:

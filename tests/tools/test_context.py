@@ -1,4 +1,4 @@
-"""The context: what a tool is told about its step, and what it can tell back."""
+"""The context: a tool's information about its step, and the tool's reports."""
 
 import math
 from decimal import Decimal
@@ -66,3 +66,8 @@ def test_a_heartbeat_does_nothing_until_the_run_is_canceled() -> None:
 
 def test_being_canceled_is_not_swallowed_by_a_tool_that_catches_exceptions() -> None:
     assert not issubclass(Canceled, Exception)
+
+
+def test_without_a_lease_and_a_time_out_nothing_ends() -> None:
+    about = context()
+    assert (about.remaining(), about.deadline, about.fencing_token) == (float("inf"), None, 1)

@@ -1,4 +1,4 @@
-"""Loading tools: from files and modules, each once, and errors that say what is wrong with which."""
+"""Loading tools: from files and modules, each once, with errors that name the file and the mistake."""
 
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def do() -> str:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """What a test loads is gone after it."""
+    """Remove a test's loaded modules after the test."""
     modules, tools, path = set(sys.modules), dict(registry._tools), list(sys.path)
     yield
     for name in set(sys.modules) - modules:

@@ -1,4 +1,4 @@
-"""Tools: a function and what the engine has to know about it."""
+"""Tools: a function and the engine's information about it."""
 
 import asyncio
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from interlock.errors import Invalid, Terminal
 from interlock.lifecycle import Tier
-from interlock.tools import Context, Registry, Tool, registry, tool
+from interlock.tools import Context, RegisteredTool, Registry, registry, tool
 
 
 class Address(BaseModel):
@@ -16,8 +16,8 @@ class Address(BaseModel):
     number: int = 1
 
 
-def made(function: Any, name: str = "shop.do", **options: Any) -> Tool:
-    """The tool that the decorator makes of a function."""
+def made(function: Any, name: str = "shop.do", **options: Any) -> RegisteredTool:
+    """Return the tool that the decorator makes of a function."""
     shelf = Registry()
     assert tool(name, register=shelf, **options)(function) is function, "it stays a function that can be called"
     found = shelf.find(name)
@@ -25,7 +25,7 @@ def made(function: Any, name: str = "shop.do", **options: Any) -> Tool:
     return found
 
 
-# ---------------------------------------------------------------- what is known of a tool
+# ---------------------------------------------------------------- a tool's properties
 
 
 def test_an_async_function_and_a_plain_one_are_both_tools() -> None:
@@ -59,6 +59,15 @@ def test_a_tool_that_writes_is_not_idempotent_unless_it_says_so() -> None:
     assert not made(pay, idempotent=False).idempotent
     found = made(pay, writes=True, risk="high", undo="shop.refund", timeout=2.5, key="k")
     assert (found.risk, found.undo, found.timeout, found.key) == (Tier.HIGH, "shop.refund", 2.5, "k")
+
+
+def test_a_write_that_declares_no_risk_is_no_low_one() -> None:
+    """specification DEV-5: only an explicit `low` passes the default policy without an approval."""
+
+    def pay() -> None: ...
+
+    assert [made(pay, writes=writes).risk for writes in (True, False)] == [Tier.MED, Tier.LOW]
+    assert made(pay, writes=True, risk="low").risk == Tier.LOW
 
 
 # ---------------------------------------------------------------- the schema

@@ -1,4 +1,4 @@
-"""What a tool marks Secret is hidden wherever the mark stands, and only where it is written down for others."""
+"""A value that a tool marks Secret is hidden wherever the mark is, and only where the engine writes it for others."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, NewType
@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from interlock.tools import Registry, Secret, Tool, Veil, as_shown, tool
+from interlock.tools import RegisteredTool, Registry, Secret, Veil, as_shown, tool
 
 HIDDEN = b'"[secret]"'
 
@@ -34,7 +34,7 @@ class Named(NamedTuple):
 Token = NewType("Token", Annotated[str, Secret])  # type: ignore[valid-newtype]
 
 
-def made(function: Any) -> Tool:
+def made(function: Any) -> RegisteredTool:
     registry = Registry()
     tool("t.t", register=registry)(function)
     found = registry.find("t.t")

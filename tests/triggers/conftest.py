@@ -24,11 +24,13 @@ def _plain_tracebacks() -> Iterator[None]:
 
 @pytest.fixture
 async def apply(rig: Rig) -> Apply:
-    """Applies a trigger named `hook` of workflow `work`, over HTTP."""
+    """Apply a trigger named `hook` of workflow `work`, over HTTP."""
     await rig.apply("{name: work, steps: [{id: a, tool: t.echo}]}")
     await rig.apply("{name: gate, steps: [{id: ask, approval: {}}]}")
     for name, value in {"gh": SECRET, "std": STANDARD_SECRET}.items():
-        await rig.database.command(lambda tx, n=name, v=value: secrets.put(tx, rig.database, rig.admin, n, v))  # type: ignore[misc]
+        await rig.database.run_in_transaction(
+            lambda tx, n=name, v=value: secrets.put(tx, rig.database, rig.admin, n, v, tools=[])
+        )  # type: ignore[misc]
 
     async def post(status: int = 201, **definition: Any) -> Any:
         body = {"name": "hook", "workflow": "work"} | definition

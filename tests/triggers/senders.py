@@ -1,9 +1,8 @@
-"""Senders: what GitHub and others send, signed as they sign it."""
+"""Senders: requests of GitHub and others, with their signatures."""
 
 import copy
 import hashlib
 import hmac
-import time
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -12,6 +11,7 @@ import httpx2
 import orjson
 from standardwebhooks import Webhook
 
+from interlock import clock
 from tests.rig import Rig
 
 SECRET = "It's a Secret to Everybody"
@@ -26,7 +26,8 @@ _REPOSITORY = {
 _SENDER = {"login": "ada", "id": 21031068, "node_id": "MDQ6VXNlcjIxMDMxMDY3", "type": "User", "site_admin": False}
 _PULL = {
     "url": "https://api.github.com/repos/acme/shop/pulls/7", "id": 279147437, "number": 7, "state": "open",
-    "locked": False, "title": "Refund in full", "user": _SENDER, "body": "It rounds now.", "draft": False,
+    "html_url": "https://github.com/acme/shop/pull/7", "locked": False,
+    "title": "Refund in full", "user": _SENDER, "body": "It rounds now.", "draft": False,
     "created_at": "2026-11-16T09:20:17Z", "updated_at": "2026-11-16T09:20:17Z", "labels": [], "merged": False,
     "head": {"label": "acme:refunds", "ref": "refunds", "sha": "ec26c3e57ca3a959ca5aad62de7213c562f8c821"},
     "base": {"label": "acme:main", "ref": "main", "sha": "f95f852bd8fca8fcc58a9a2d6c842781e32a215e"},
@@ -43,7 +44,7 @@ _ISSUE = {
     "user": _SENDER, "state": "open", "locked": False, "comments": 1, "labels": [],
 }  # fmt: skip
 
-# By the name of the event: what GitHub posts for it.
+# GitHub's payload by event name.
 GITHUB: dict[str, dict[str, Any]] = {
     "push": {
         "ref": "refs/heads/main", "before": "f95f852bd8fca8fcc58a9a2d6c842781e32a215e", "after": _COMMIT["id"],
@@ -87,7 +88,7 @@ GITHUB: dict[str, dict[str, Any]] = {
 
 
 def sample(name: str, number: int | None = None, **changes: Any) -> dict[str, Any]:
-    """GitHub's payload for an event; with a number, that of another pull request."""
+    """Return GitHub's payload for an event; with a number, that of another pull request."""
     payload = copy.deepcopy(GITHUB[name])
     if number is not None:
         payload["number"] = number
@@ -117,11 +118,11 @@ async def standard(
     rig: Rig, payload: Any, *, to: str = "hook", id: str | None = None, secret: str = STANDARD_SECRET,
     at: float | None = None, body: bytes | None = None,
 ) -> httpx2.Response:  # fmt: skip
-    """Signed by Standard Webhooks; `body` is sent in place of what was signed."""
+    """Sign by Standard Webhooks; `body` replaces the signed text."""
     text = orjson.dumps(payload).decode()
     message_id = id or f"msg_{uuid4().hex}"
     moved = rig.clock()
-    sent = datetime.fromtimestamp(at if at is not None else moved.timestamp() if moved else time.time(), UTC)
+    sent = datetime.fromtimestamp(at, UTC) if at is not None else moved or clock.now()
     headers = {
         "content-type": "application/json", "webhook-id": message_id, "webhook-timestamp": str(int(sent.timestamp())),
         "webhook-signature": "v1,bm90IG91cnM= " + Webhook(secret).sign(message_id, sent, text),

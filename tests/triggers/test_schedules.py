@@ -1,4 +1,4 @@
-"""Schedules: a run for every slot, once, whoever looks at the clock and however late."""
+"""Schedules: one run for every slot, for any scheduler and however late."""
 
 import asyncio
 from collections import Counter
@@ -156,7 +156,7 @@ async def test_a_schedule_whose_key_was_revoked_pauses_and_says_why(rig: Rig, ht
     key = await rig.key("grace", "operator")
     await add(rig.http(key))
     [row] = await rig.sql("SELECT id FROM api_key WHERE name = 'grace'")
-    await rig.database.command(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, row["id"]))
+    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, row["id"]))
     rig.clock.advance(3600)
     assert await schedules.start_due(rig.database, rig.plans) == 0
     shown = (await http.get("/api/schedules/clean-up")).json()
@@ -238,7 +238,7 @@ ZONES = ("Europe/Berlin", "America/New_York")
 
 
 async def a_year(rig: Rig, step: timedelta) -> None:
-    """Two schedulers, each with a pool of its own, look at the same clock at the same moment, again and again."""
+    """Two schedulers with separate pools repeatedly check the same clock at the same moment."""
     start, end = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
     rig.clock.fixed = start - timedelta(seconds=1)
     await rig.apply("{name: work, steps: [{id: a, tool: t.echo}]}")
@@ -250,12 +250,12 @@ async def a_year(rig: Rig, step: timedelta) -> None:
     schedulers = [(rig.database, rig.plans), (other, Plans(other))]
     now = start
     while now < end:
-        # Slot by slot in the nights on which the clocks change.
+        # Advance slot by slot in the nights of a clock change.
         change = any(abs(day - now) < timedelta(hours=8) for day in _CHANGES)
         rig.clock.fixed = now
         while sum(await asyncio.gather(*(schedules.start_due(*each) for each in schedulers))):
             pass
-        # From one large step to the next no night must be passed over.
+        # A large step must not pass over such a night.
         following = next((day - timedelta(hours=8) for day in _CHANGES if now < day - timedelta(hours=8)), end)
         now += min(step, timedelta(minutes=30)) if change else min(step, following - now + timedelta(seconds=1))
     rig.clock.fixed = end - timedelta(seconds=1)

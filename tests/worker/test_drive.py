@@ -1,4 +1,4 @@
-"""Driving runs: what a worker does with what it holds, with mail, with deadlines, with the end of its own life."""
+"""Driving runs: how a worker handles its runs, commands, deadlines and its own end."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,15 @@ import pytest
 
 from interlock import Context
 from interlock.engine import leases, sweeps
-from interlock.engine.append import Beside, Lease, Write, append
-from interlock.engine.outside import journal_for
+from interlock.engine.journal_writer import Lease, SideEffects, Write, append
 from interlock.engine.principal import Principal
-from interlock.journal import Entry, Leave, advance
+from interlock.engine.run_commands import journal_for
+from interlock.journal import Entry, LeaseRelease, advance
 from interlock.lifecycle import RunReason, RunState
 from interlock.settings import Settings
 from interlock.store.pool import Tx
-from interlock.worker import flush, loop
-from interlock.worker.loop import Worker
+from interlock.worker import batch_committer, worker
+from interlock.worker.worker import Worker
 from tests.rig import Hold, Rig
 
 ONE = "{name: one, steps: [{id: a, tool: t.hold}]}"
@@ -107,7 +107,7 @@ async def test_max_concurrency_is_never_exceeded(rig: Rig) -> None:
 
 
 async def test_who_has_room_is_told_when_a_full_lane_has(rig: Rig, hold: Hold) -> None:
-    """The worker that freed the place may be about to end; another must not sleep until its next look."""
+    """The worker that freed the place may be about to end; another must not sleep until its next poll."""
     tenant = await rig.tenant("small", max_concurrency=1)
     await rig.apply(ONE, tenant)
     rig.settings.poll_seconds = 30.0
@@ -127,12 +127,12 @@ async def test_who_has_room_is_told_when_a_full_lane_has(rig: Rig, hold: Hold) -
 
 
 async def test_few_free_places_are_used_too(rig: Rig, hold: Hold) -> None:
-    """What holds the others may hold them for hours."""
+    """The runs in the other places may last for hours."""
     await rig.apply(ONE)
     for _ in range(16):
         await rig.start("one")
     async with rig.worker(20), asyncio.timeout(20):
-        while hold.entries < 16:  # noqa: ASYNC110 — a count has no bell
+        while hold.entries < 16:  # noqa: ASYNC110 — a counter has no event
             await asyncio.sleep(0.005)
         await rig.start("one")
         while hold.entries < 17:  # noqa: ASYNC110
@@ -142,7 +142,7 @@ async def test_few_free_places_are_used_too(rig: Rig, hold: Hold) -> None:
 
 @pytest.mark.parametrize("capacity", [19, 20])
 async def test_a_full_worker_shares_its_time_however_large_it_is(rig: Rig, capacity: int) -> None:
-    """One of twenty keeps a place that the queue cannot have: with nineteen runs from there it is full."""
+    """One place of twenty is not for the queue: with nineteen runs from the queue the worker is full."""
     rig.settings.slice_seconds, rig.settings.poll_seconds, rig.settings.drain_seconds = 0.05, 0.05, 0.1
     other, done = await rig.tenant("other"), asyncio.Event()
 
@@ -159,7 +159,7 @@ async def test_a_full_worker_shares_its_time_however_large_it_is(rig: Rig, capac
     for _ in range(19):
         await rig.start("long")
     async with rig.worker(capacity) as worker:
-        while len(worker.drivers) < 19:  # noqa: ASYNC110 — a count has no bell
+        while len(worker.drivers) < 19:  # noqa: ASYNC110 — a counter has no event
             await asyncio.sleep(0.005)
         await rig.start("short", who=other)
         await asyncio.wait_for(done.wait(), 5)
@@ -170,10 +170,10 @@ GPU = "{name: g, steps: [{id: a, tool: t.gpu, runs_on: gpu}]}"
 
 
 async def _wait_for_gpu(rig: Rig, runs: int, who: Principal | None = None) -> None:
-    """One run more that waits for a worker with that label."""
+    """Start one more run that waits for a worker with that label."""
     await rig.start("g", who=who)
     async with asyncio.timeout(20):
-        while len(await rig.sql(WAITING_FOR_GPU)) < runs:  # noqa: ASYNC110 — the rows are the sign
+        while len(await rig.sql(WAITING_FOR_GPU)) < runs:  # noqa: ASYNC110 — only the rows show it
             await asyncio.sleep(0.005)
 
 
@@ -221,7 +221,7 @@ async def test_no_label_of_a_worker_waits_for_the_end_of_the_others_queue(rig: R
 
 
 async def test_a_worker_does_not_rest_while_a_lane_with_work_is_locked(url: str, rig: Rig, hold: Hold) -> None:
-    """Whoever locks it is about to let it go; nobody tells the worker when."""
+    """The holder of the lock is about to release it, and the worker gets no notification of that."""
     rig.settings.poll_seconds = 60.0  # nothing else finds it
     other = await rig.tenant("other")
     for who in (rig.admin, other):
@@ -280,7 +280,7 @@ async def test_a_mixed_load_leaves_every_lane_at_zero(rig: Rig, hold: Hold) -> N
                 assert (await rig.until(run_id, ends[name]))["status"] == ends[name]
         for _, run_id in held:
             assert (await rig.until(run_id))["status"] == "canceled"
-        # Retries gave their leases back too.
+        # Retries released their leases too.
         assert (await rig.sql("SELECT count(*) AS n FROM run WHERE lease_worker IS NOT NULL"))[0]["n"] == 0
         for who, name, run_id in started:
             if name != "good" and name != "bad":
@@ -295,7 +295,7 @@ async def test_recount_finds_and_mends_a_planted_drift(rig: Rig) -> None:
 
 
 class TestWakeUps:
-    """With the poll out of the way, a lost wake-up would show as a time-out."""
+    """Without the poll, a lost wake-up would cause a time-out."""
 
     @pytest.fixture
     def settings(self) -> Settings:
@@ -354,7 +354,7 @@ class TestWakeUps:
                 assert (await rig.until(run_id, seconds=10))["status"] == "succeeded"
 
 
-# ---------------------------------------------------------------- mail for a run in flight
+# ---------------------------------------------------------------- commands for a run in flight
 
 
 async def test_a_gate_is_granted_while_another_step_of_its_run_is_in_flight(rig: Rig, hold: Hold) -> None:
@@ -363,7 +363,7 @@ async def test_a_gate_is_granted_while_another_step_of_its_run_is_in_flight(rig:
     async with rig.worker():
         await hold.inside()
         await rig.until_journal(run_id, "ask: pending -open-> waiting_approval")
-        assert (await rig.run(run_id))["status"] == "running"  # something can still move
+        assert (await rig.run(run_id))["status"] == "running"  # another step can still move the run
         await rig.approve(run_id)
         await rig.approve(run_id)
         journal = await rig.until_journal(run_id, "b: running -succeed-> succeeded")
@@ -410,7 +410,7 @@ async def test_cancel_stops_every_step_in_flight(rig: Rig) -> None:
 
 
 async def test_a_step_that_will_not_stop_settles_before_its_run_is_canceled(rig: Rig) -> None:
-    """A tool may finish what it is at; its outcome is kept, and the run ends as it was asked to."""
+    """A tool may finish its current work; the journal keeps its outcome, and the run ends as canceled."""
     hold = Hold()
 
     @rig.tool("t.stubborn")
@@ -452,7 +452,7 @@ async def test_a_deadline_stops_a_step_in_flight_and_fails_the_run(
 
 
 async def test_a_run_that_finishes_as_its_deadline_passes_has_succeeded(rig: Rig) -> None:
-    """A run has succeeded exactly when every step has, also when the word came a moment before."""
+    """A run has succeeded exactly when every step has, even if the command came a moment before."""
     hold = Hold()
 
     @rig.tool("t.stubborn")
@@ -475,12 +475,12 @@ async def test_a_run_that_finishes_as_its_deadline_passes_has_succeeded(rig: Rig
 # ---------------------------------------------------------------- lost workers
 
 
-def write_of(row: Any, *entries: Entry, leave: Leave | None = None) -> Write:
+def write_of(row: Any, *entries: Entry, leave: LeaseRelease | None = None) -> Write:
     lease = Lease(row["id"], row["tenant_id"], row["lease_token"], RunState.RUNNING, row["workflow"], "x")
     return Write(lease, list(entries), leave, seq=entries[-1].seq if entries else 0)
 
 
-async def by_hand(rig: Rig, me: leases.Me, write: Write) -> bool:
+async def by_hand(rig: Rig, me: leases.WorkerIdentity, write: Write) -> bool:
     async with rig.database.pool.acquire() as connection:
         [answer] = await append(rig.database, connection, me, [write])
     return answer.kept
@@ -497,20 +497,20 @@ async def test_a_lost_worker_cannot_write_and_changes_nothing(rig: Rig, hold: Ho
     rig.clock.advance(6)
     await rig.sweep()
     before = (await rig.journal(run_id), await rig.sql("SELECT * FROM run"), await rig.sql("SELECT * FROM lane"))
-    ending = Leave(RunState.FAILED, done, RunReason.TERMINAL_ERROR)
+    ending = LeaseRelease(RunState.FAILED, done, RunReason.TERMINAL_ERROR)
     for write in (write_of(row, late), write_of(row, late, done, leave=ending), write_of(row, leave=ending)):
         assert not await by_hand(rig, me, write)
     after = (await rig.journal(run_id), await rig.sql("SELECT * FROM run"), await rig.sql("SELECT * FROM lane"))
     assert after == before
     run = await rig.work_until(run_id)
     assert (run["status"], run["step"]["a"]["output"]) == ("succeeded", "held")
-    # Nor after the run has ended in another's hands.
+    # The same holds after the run has ended on another worker.
     assert not await by_hand(rig, me, write_of(row, late))
     await lane_is_clean(rig)
 
 
 async def test_a_lost_worker_holds_nothing_even_before_its_runs_are_taken_back(rig: Rig, hold: Hold) -> None:
-    """Else it takes up anew what it has just been refused, and does a step a second time as if it were the first."""
+    """Otherwise the worker would claim a rejected run again, and repeat a step as if for the first time."""
     await rig.apply(TWO)
     rig.clock.freeze()
     await rig.start("two")
@@ -524,11 +524,11 @@ async def test_a_lost_worker_holds_nothing_even_before_its_runs_are_taken_back(r
 
 
 async def test_a_live_worker_cannot_write_with_a_token_that_is_not_the_runs(rig: Rig, hold: Hold) -> None:
-    """It gave the run back and somebody else has it now."""
+    """The worker released the run, and another worker holds it now."""
     await rig.apply(TWO)
     run_id = await rig.start("two")
     me, [row] = await rig.claim_by_hand(lease_seconds=300)
-    assert await by_hand(rig, me, write_of(row, leave=Leave(RunState.RUNNING, queue=True)))
+    assert await by_hand(rig, me, write_of(row, leave=LeaseRelease(RunState.RUNNING, queue=True)))
     other, [again] = await rig.claim_by_hand(lease_seconds=300)
     assert again["lease_token"] == row["lease_token"] + 1
     entry = Entry(3, "step_transition", me.actor, "a", "running", "succeed", "succeeded", 1)
@@ -556,7 +556,7 @@ async def test_a_refused_write_takes_no_other_with_it(rig: Rig, hold: Hold) -> N
 class TestLost:
     @pytest.fixture
     def settings(self) -> Settings:
-        # Beats every ten seconds: none comes between moving the clock and sweeping.
+        # Heartbeats every ten seconds: none comes between moving the clock and sweeping.
         return Settings(lease_seconds=30, poll_seconds=0.2)
 
     async def test_a_worker_that_was_declared_lost_stops_and_begins_again_under_a_new_id(
@@ -586,7 +586,7 @@ class TestLost:
         run_id = await rig.start("beside")
         hold.release.set()
         await self._lose_with_gate_open(rig, run_id)
-        await rig.approve(run_id)  # nobody holds it: at once
+        await rig.approve(run_id)  # no worker holds the run: the command applies at once
         assert (await rig.work_until(run_id))["status"] == "succeeded"
 
     async def _lose_with_gate_open(self, rig: Rig, run_id: UUID) -> None:
@@ -596,14 +596,14 @@ class TestLost:
         await rig.sweep()
 
 
-async def open_gate(rig: Rig, me: leases.Me, row: Any) -> None:
-    """What a driver does first with GATE_BESIDE_TOOL: it asks, and then starts the tool."""
+async def open_gate(rig: Rig, me: leases.WorkerIdentity, row: Any) -> None:
+    """Do a driver's first work with GATE_BESIDE_TOOL: it asks, and then starts the tool."""
     plan = await rig.plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
     journal = journal_for(row, plan)
     journal.seq, journal.status = row["seq"], RunState.RUNNING
     asks = advance(journal, row["now"]).ask
     write = write_of(row, *journal.take_unsaved())
-    write.beside = Beside(asks=asks)
+    write.beside = SideEffects(asks=asks)
     assert await by_hand(rig, me, write)
 
 
@@ -616,7 +616,7 @@ async def test_a_cancel_that_a_lost_worker_never_read_is_carried_out_by_the_next
     await rig.cancel(run_id)
     rig.clock.advance(6)
     await rig.sweep()
-    # It is in the queue with unread mail. Whatever is said now comes after that.
+    # The run is in the queue with an unread command. Later commands come after it.
     await rig.approve(run_id)
     await rig.cancel(run_id)
     [found] = await rig.sql("SELECT status FROM run")
@@ -627,7 +627,7 @@ async def test_a_cancel_that_a_lost_worker_never_read_is_carried_out_by_the_next
 
 
 async def test_a_decision_that_a_lost_worker_never_read_is_not_forgotten(rig: Rig, hold: Hold) -> None:
-    """The lost worker had finished its step; only the word in the inbox can move the run."""
+    """The lost worker had finished its step; only the command in the inbox can move the run."""
     await rig.apply(
         "{name: w, steps: [{id: a, needs: [], tool: t.hold}, {id: x, needs: [], approval: {}},"
         " {id: y, needs: [], approval: {}}]}"
@@ -674,7 +674,7 @@ async def test_an_append_whose_answer_was_lost_is_not_written_twice(
     hold.release.set()
     await rig.apply(TWO)
     run_id = await rig.start("two")
-    real, lost = flush.append, []
+    real, lost = batch_committer.append, []
 
     async def unlucky(*args: Any) -> Any:
         answer = await real(*args)
@@ -683,7 +683,7 @@ async def test_an_append_whose_answer_was_lost_is_not_written_twice(
             raise ConnectionResetError("the answer got lost on its way")
         return answer
 
-    monkeypatch.setattr(flush, "append", unlucky)
+    monkeypatch.setattr(batch_committer, "append", unlucky)
     run = await rig.work_until(run_id)
     assert (run["status"], hold.entries, len(lost) > 0) == ("succeeded", 1, True)
     assert (await rig.journal(run_id))[2:] == [
@@ -767,7 +767,7 @@ class TestSlices:
     async def test_a_long_run_gives_way_to_another(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, same_tenant: bool
     ) -> None:
-        monkeypatch.setattr(loop, "_SLOW_STEP_SECONDS", 0.01)
+        monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
         other = rig.admin if same_tenant else await rig.tenant("other")
         order: list[str] = []
         short_done = asyncio.Event()
@@ -797,7 +797,7 @@ class TestSlices:
             assert (await rig.run(long_id))["status"] == "running"
             assert (await rig.until(long_id, seconds=30))["status"] == "succeeded"
         assert order.index("short") < 18
-        assert order.count("long") == 20  # given back between steps: none was done twice
+        assert order.count("long") == 20  # released between steps: none ran twice
         await lane_is_clean(rig)
 
 
@@ -848,7 +848,7 @@ steps:
 
 
 async def test_a_retry_beside_a_long_step_comes_in_its_time(rig: Rig, hold: Hold) -> None:
-    """The run is in flight all the while: its own driver keeps the time."""
+    """The run is in flight all the time: its own driver keeps the timer."""
     tries: list[int] = []
 
     @rig.tool("t.flaky")
@@ -890,7 +890,7 @@ async def test_output_that_cannot_be_stored_fails_the_step_and_not_the_worker(
     await rig.apply("{name: odd, steps: [{id: a, tool: t.odd}]}")
     await rig.apply(ONE)
     async with rig.worker() as worker:
-        me = worker.me.id if worker.me is not leases.NOBODY else None
+        me = worker.me.id if worker.me is not leases.UNREGISTERED else None
         run = await rig.until(await rig.start("odd"))
         if why is None:
             assert run["status"] == "succeeded"
@@ -906,8 +906,8 @@ async def test_output_that_cannot_be_stored_fails_the_step_and_not_the_worker(
 async def test_what_the_database_refuses_fails_its_step_and_not_the_worker(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, kind: str, slow: bool
 ) -> None:
-    """Something got past every check as far as the append: the batch is split, and only this run fails."""
-    monkeypatch.setattr(loop, "_SLOW_STEP_SECONDS", 0.01)
+    """An entry passes every check up to the append: the committer splits the batch, and only this run fails."""
+    monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
 
     @rig.tool("t.odd")
     async def odd(ctx: Context) -> str:
@@ -959,17 +959,17 @@ async def test_a_tool_that_this_worker_does_not_have_is_tried_again(rig: Rig, ho
 async def test_a_slow_steps_start_is_written_before_what_follows_it(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The started entry is under way while the step ends: the journal still has no gap."""
-    monkeypatch.setattr(loop, "_SLOW_STEP_SECONDS", 0.01)
-    real = flush.append
+    """The started entry is being written while the step ends: the journal still has no gap."""
+    monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
+    real = batch_committer.append
 
     async def delayed(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
         if any(e.event == "claim" for w in writes for e in w.entries):
             hold.release.set()
-            await asyncio.sleep(0.1)  # whoever does not wait for this overtakes it
+            await asyncio.sleep(0.1)  # without waiting for this, the next write would overtake it
         return await real(database, connection, me, writes)
 
-    monkeypatch.setattr(flush, "append", delayed)
+    monkeypatch.setattr(batch_committer, "append", delayed)
     await rig.apply(ONE)
     run = await rig.work_until(await rig.start("one"))
     assert run["status"] == "succeeded"
@@ -979,7 +979,7 @@ async def test_a_slow_steps_start_is_written_before_what_follows_it(
 
 
 async def test_a_lock_that_is_held_too_long_does_not_end_the_worker(url: str, rig: Rig, hold: Hold) -> None:
-    """Somebody's long transaction on a run's row costs that run time, and nobody else anything."""
+    """A long transaction that locks a run's row delays that run and no other."""
     await rig.apply(ONE)
     run_id = await rig.start("one")
     rig.settings.lock_timeout_seconds = 0.05
@@ -1009,7 +1009,7 @@ async def test_a_lock_that_is_held_too_long_does_not_end_the_worker(url: str, ri
 async def test_a_run_whose_driver_breaks_is_taken_up_again(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A workflow that a newer version can no longer load, a bug: the run must not be held for ever."""
+    """A new version cannot load the workflow, or the driver has a bug: the worker must not hold the run for ever."""
     hold.release.set()
     real, broken = Worker.plan_of, []
 

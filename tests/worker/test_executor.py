@@ -1,4 +1,4 @@
-"""The executor: one attempt at one step, and how what a tool does or raises is sorted."""
+"""The executor: one attempt at one step, and the classification of a tool's results and errors."""
 
 import asyncio
 import sys
@@ -21,18 +21,18 @@ from pydantic import BaseModel
 
 from interlock.definition.expression import Scope
 from interlock.definition.workflow import parse
-from interlock.engine.keyfiles import Salts
+from interlock.engine.key_store import Salts
 from interlock.engine.secrets import Secrets
 from interlock.errors import Retryable, Terminal
-from interlock.journal import Journal, StepFold
+from interlock.journal import Journal, StepSnapshot
 from interlock.settings import Settings
 from interlock.store.pool import Database
 from interlock.tools import Canceled, Context, Registry, Veil, tool
-from interlock.worker import threads
-from interlock.worker.call import Workshop, prepare
+from interlock.worker import thread_runner
 from interlock.worker.executor import execute
-from interlock.worker.outcome import Done, Failed, Interrupted, Outcome, sort
-from interlock.worker.output import encode_output
+from interlock.worker.outcome import CallOutcome, Done, Failed, Interrupted, sort
+from interlock.worker.output_encoding import encode_output
+from interlock.worker.tool_call import ExecutionResources, RunOrigin, prepare
 from tests.rig import Rig
 
 RUN, TENANT = UUID(int=1), UUID(int=2)
@@ -40,27 +40,27 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Bench:
-    """A workshop with one step in it, which calls `t.do`."""
+    """A workbench with one step, which calls `t.do`."""
 
     def __init__(self, threads: ThreadPoolExecutor, data_dir: Path) -> None:
         settings = Settings(data_dir=data_dir)
-        # Nobody here asks for a secret: a database that is not there would be noticed.
+        # No test here reads a secret: reading one would fail on this missing database.
         secrets = Secrets(Database("postgresql://nowhere/", settings))
-        self.shop = Workshop(Registry(), threads, 1000, Salts(settings), secrets)
+        self.shop = ExecutionResources(Registry(), threads, 1000, Salts(settings), secrets)
 
     def tool(self, function: Any = None, /, **options: Any) -> Any:
         decorate = tool("t.do", register=self.shop.tools, **options)
         return decorate(function) if function else decorate
 
-    def step(self, **step: Any) -> tuple[StepFold, Scope]:
+    def step(self, **step: Any) -> tuple[StepSnapshot, Scope]:
         source = orjson.dumps({"name": "w", "steps": [{"id": "s", "tool": "t.do", **step}]})
         journal = Journal(RUN, parse(source), input={"n": 5}, trigger=None, run={"id": str(RUN)})
         fold = journal.steps["s"]
         journal.begin(fold)
         return fold, journal.scope
 
-    async def execute(self, **step: Any) -> Outcome:
-        call = prepare(self.shop, *self.step(**step), RUN, TENANT)
+    async def execute(self, **step: Any) -> CallOutcome:
+        call = prepare(self.shop, *self.step(**step), RunOrigin(RUN, TENANT, "default", None))
         return call if isinstance(call, Failed) else await execute(self.shop, call)
 
     async def output(self, **step: Any) -> Any:
@@ -201,7 +201,7 @@ async def test_a_thread_that_takes_too_long_is_told_at_its_next_heartbeat(bench:
 
 
 async def test_a_thread_that_does_not_notice_is_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_THREAD_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(thread_runner, "_THREAD_GRACE_SECONDS", 0.01)
     release = threading.Event()
 
     @bench.tool(timeout=0.01)
@@ -215,7 +215,7 @@ async def test_a_thread_that_does_not_notice_is_left_behind(bench: Bench, monkey
 
 
 async def test_a_thread_that_answers_as_its_time_is_over_has_answered(bench: Bench) -> None:
-    @bench.tool(timeout=0.01, writes=True)
+    @bench.tool(timeout=0.01, writes=True, risk="low")
     def do(ctx: Context) -> str:
         ctx.cancel_token().wait(30)
         return "paid"
@@ -226,7 +226,7 @@ async def test_a_thread_that_answers_as_its_time_is_over_has_answered(bench: Ben
 async def test_what_waits_for_a_thread_until_its_time_is_over_was_not_begun(bench: Bench) -> None:
     called: list[str] = []
 
-    @bench.tool(timeout=0.01, writes=True)
+    @bench.tool(timeout=0.01, writes=True, risk="low")
     def do() -> None:
         called.append("do")
 
@@ -247,7 +247,7 @@ async def test_a_time_out_inside_a_tool_is_the_tools_own(bench: Bench) -> None:
     assert (failed.retryable, failed.error["message"]) == (True, "the shop did not answer")
 
 
-# ---------------------------------------------------------------- being stopped
+# ---------------------------------------------------------------- interruption
 
 
 async def test_an_async_tool_is_interrupted_and_can_clean_up(bench: Bench) -> None:
@@ -291,7 +291,7 @@ async def test_a_thread_is_interrupted_at_its_next_heartbeat(bench: Bench) -> No
 async def test_what_is_told_to_stop_while_it_waits_for_a_thread_never_begins(bench: Bench) -> None:
     called: list[str] = []
 
-    @bench.tool(writes=True)
+    @bench.tool(writes=True, risk="low")
     def do() -> None:
         called.append("do")
 
@@ -306,7 +306,7 @@ async def test_what_is_told_to_stop_while_it_waits_for_a_thread_never_begins(ben
 
 @contextmanager
 def _no_thread_free(bench: Bench) -> Iterator[None]:
-    """Each is in something that ends with the block."""
+    """Occupy every thread until the block ends."""
     release = threading.Event()
     for _ in range(2):
         bench.shop.threads.submit(release.wait, 30)
@@ -366,7 +366,7 @@ async def test_a_run_whose_tool_cancels_itself_fails_and_is_not_left_lying(rig: 
     assert (run["status"], run["reason"]) == ("failed", "attempts_exhausted")
 
 
-# ---------------------------------------------------------------- what a tool must not be able to do
+# ---------------------------------------------------------------- isolation from tools
 
 
 async def test_a_tool_that_exits_does_not_take_the_worker_with_it(bench: Bench) -> None:
@@ -421,7 +421,7 @@ async def test_an_error_without_words_is_called_by_its_type(bench: Bench) -> Non
     assert (await bench.failure()).error == {"type": "KeyError", "message": "KeyError"}
 
 
-# ---------------------------------------------------------------- sorting
+# ---------------------------------------------------------------- classification
 
 
 def http_error(status: int, **headers: str) -> httpx2.HTTPStatusError:
@@ -431,14 +431,14 @@ def http_error(status: int, **headers: str) -> httpx2.HTTPStatusError:
 
 
 class SdkError(Exception):
-    """As most SDKs have it."""
+    """Like the error of most SDKs."""
 
     def __init__(self, status_code: int, response: Any = None) -> None:
         self.status_code, self.response = status_code, response
 
 
 class AiohttpError(Exception):
-    """As aiohttp has it."""
+    """Like aiohttp's error."""
 
     def __init__(self, status: int, headers: Any = None) -> None:
         self.status, self.headers = status, headers
@@ -533,7 +533,7 @@ class Point:
 
 
 def encoded(result: Any) -> str:
-    """What is kept of it if the tool does not say what it returns."""
+    """Return the stored output of a tool that does not declare its return type."""
     registry = Registry()
     tool("t.do", register=registry)(lambda: result)
     found = registry.find("t.do")

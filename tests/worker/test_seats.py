@@ -1,4 +1,4 @@
-"""Seats: a run that is started alone goes straight to a worker with nothing to do, and nothing is lost on that way."""
+"""Seats: a run that starts alone goes straight to an idle worker, and none is lost on that path."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,16 @@ import asyncpg
 import pytest
 
 from interlock.engine import leases, runs, workers
-from interlock.engine.append import Answer, Lease, Write
+from interlock.engine.journal_writer import AppendResult, Lease, Write
 from interlock.engine.principal import Principal
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
 from interlock.lifecycle import RunState, WorkerEvent
 from interlock.store.notify import INBOX, READY
 from interlock.store.pool import Tx
-from interlock.worker import flush
+from interlock.worker import batch_committer
 from interlock.worker.claim import Claimer
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 from tests.rig import Hold, Rig
 from tests.worker.test_drive import lane_is_clean
 
@@ -41,7 +41,7 @@ async def hold(rig: Rig) -> Hold:
 
 @pytest.fixture
 def claimed(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
-    """The runs that came by way of the queue."""
+    """Return the runs that came through the queue."""
     real, found = leases.claim, []
 
     async def claim(*args: Any) -> leases.Claim:
@@ -55,7 +55,7 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
 
 @pytest.fixture
 def without_checks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No slow poll mends what was missed."""
+    """Disable the slow poll, which would hide a missed notification."""
     rig.settings.poll_seconds = 30.0
 
     async def nothing(_: Worker) -> None: ...
@@ -66,7 +66,7 @@ def without_checks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 async def start(rig: Rig, input: Any = None, who: Principal | None = None) -> UUID:
     who = who or rig.admin
     new = await runs.prepare(rig.plans, who, "one", input=input)
-    assert await runs.start_once(rig.database, who, new, None, ("{", "}")) is not None
+    assert await runs.start_once(rig.database, who, new, None, "{}") is not None
     return new.id
 
 
@@ -76,13 +76,13 @@ async def seats(rig: Rig) -> set[UUID]:
 
 async def until_seated(rig: Rig, *them: Worker) -> None:
     async with asyncio.timeout(20):
-        while not {worker.me.id for worker in them} <= await seats(rig):  # noqa: ASYNC110 — the rows are the promise
+        while not {worker.me.id for worker in them} <= await seats(rig):  # noqa: ASYNC110 — only the rows show it
             await asyncio.sleep(0.005)
 
 
 async def entered(hold: Hold, times: int) -> None:
     async with asyncio.timeout(20):
-        while hold.entries < times:  # noqa: ASYNC110 — a count has no bell
+        while hold.entries < times:  # noqa: ASYNC110 — a counter has no event
             await asyncio.sleep(0.005)
 
 
@@ -94,16 +94,16 @@ async def free_worker(rig: Rig, capacity: int = 20, **serves: Any) -> AsyncItera
 
 
 @contextlib.asynccontextmanager
-async def silent_worker(rig: Rig) -> AsyncIterator[leases.Me]:
-    """One with a seat that hears of nothing, like one that died."""
+async def silent_worker(rig: Rig) -> AsyncIterator[leases.WorkerIdentity]:
+    """A worker with a seat that receives no notifications, like a dead one."""
     me = await leases.register(rig.database, capacity=1, lease_seconds=5)
     await leases.move_worker(rig.database, me.id, WorkerEvent.START)
     async with rig.database.connection() as connection:
-        await leases.open_seat(Tx(connection), me, leases.Seat(me.actor, "nobody", None))
+        await leases.offer_slot(Tx(connection), me, leases.DispatchSlot(me.actor, "nobody", None))
     yield me
 
 
-# ---------------------------------------------------------------- the short way
+# ---------------------------------------------------------------- the direct path
 
 
 async def test_a_run_goes_straight_to_a_worker_with_nothing_to_do(rig: Rig, hold: Hold, claimed: list[UUID]) -> None:
@@ -126,8 +126,8 @@ async def test_it_is_the_row_that_a_claim_would_have_given(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Any] = []
-    real = Worker.take_up
-    monkeypatch.setattr(Worker, "take_up", lambda worker, rows: (taken.extend(rows), real(worker, rows))[1])
+    real = Worker.start_driver
+    monkeypatch.setattr(Worker, "start_driver", lambda worker, rows: (taken.extend(rows), real(worker, rows))[1])
     hold.release.set()
     async with free_worker(rig) as worker:
         seated = await start(rig, {"a": {"b": [1.0, None]}})
@@ -166,9 +166,9 @@ async def test_a_run_that_is_too_large_for_a_notification_comes_all_the_same(rig
 async def test_the_same_start_again_is_the_same_run(rig: Rig, hold: Hold) -> None:
     async with free_worker(rig):
         new = await runs.prepare(rig.plans, rig.admin, "one")
-        assert await runs.start_once(rig.database, rig.admin, new, None, ("", "")) is not None
+        assert await runs.start_once(rig.database, rig.admin, new, None, "") is not None
         await hold.inside()
-        assert await runs.start_once(rig.database, rig.admin, new, None, ("", "")) is None
+        assert await runs.start_once(rig.database, rig.admin, new, None, "") is None
         assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM lane")] == [1]
         hold.release.set()
         await rig.until(new.id)
@@ -214,7 +214,7 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
 ) -> None:
     other = await rig.tenant("other")
     await rig.apply(ONE, other)
-    real, batches, free = flush.append, list[list[Write]](), asyncio.Event()
+    real, batches, free = batch_committer.append, list[list[Write]](), asyncio.Event()
 
     async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
         if writes and hold.release.is_set():
@@ -222,7 +222,7 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
             await free.wait()
         return await real(database, connection, me, writes)
 
-    monkeypatch.setattr(flush, "append", append)
+    monkeypatch.setattr(batch_committer, "append", append)
     for _ in range(19):
         await rig.start("one")
     async with rig.worker(20) as worker:
@@ -242,11 +242,11 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
 async def test_runs_that_came_by_the_seat_do_not_keep_others_from_being_committed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are, and however much they write."""
+    """The rule holds for any number of runs and writes."""
 
-    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[Answer]:
+    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[AppendResult]:
         await asyncio.sleep(0)
-        return [Answer(True)] * len(writes)
+        return [AppendResult(True)] * len(writes)
 
     def lease(*, seated: bool) -> Lease:
         return Lease(uuid4(), uuid4(), 1, RunState.RUNNING, "w", "me", seated=seated)
@@ -255,8 +255,8 @@ async def test_runs_that_came_by_the_seat_do_not_keep_others_from_being_committe
         while True:
             await flusher.put(Write(mine, []))
 
-    monkeypatch.setattr(flush, "append", append)
-    flusher = flush.Flusher(rig.database, leases.NOBODY)
+    monkeypatch.setattr(batch_committer, "append", append)
+    flusher = batch_committer.Flusher(rig.database, leases.UNREGISTERED)
     tasks = [asyncio.create_task(flusher.run())]
     tasks += [asyncio.create_task(write_without_end(lease(seated=True))) for _ in range(4)]
     try:
@@ -271,7 +271,7 @@ async def test_runs_that_came_by_the_seat_do_not_keep_others_from_being_committe
 async def test_a_busy_worker_takes_up_what_it_was_not_told(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
-    """It does not wait until there is room for more from the queue."""
+    """The worker does not wait until it has room for more runs from the queue."""
     if lost:
         monkeypatch.setattr(Claimer, "on_seated", lambda *_: None)
     other = await rig.tenant("other")
@@ -288,7 +288,7 @@ async def test_a_busy_worker_takes_up_what_it_was_not_told(
 
 
 async def test_a_worker_that_hears_nothing_uses_all_its_places(rig: Rig, hold: Hold) -> None:
-    """Behind a pooler nobody listens, and there never is a seat."""
+    """Behind a pooler there are no notifications, so there is never a seat."""
     rig.database.url += ("&" if "?" in rig.database.url else "?") + "pgbouncer=true"
     for _ in range(30):
         await rig.start("one")
@@ -297,7 +297,7 @@ async def test_a_worker_that_hears_nothing_uses_all_its_places(rig: Rig, hold: H
         hold.release.set()
 
 
-# ---------------------------------------------------------------- where it is not to be had
+# ---------------------------------------------------------------- where seats are not available
 
 
 async def test_what_waits_in_the_queue_is_not_passed(rig: Rig, hold: Hold) -> None:
@@ -336,7 +336,7 @@ async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Ri
         await hold.inside()
         hold.release.set()
         await rig.until(run_id)
-        await until_seated(rig, worker)  # it opens it again
+        await until_seated(rig, worker)  # the worker opens it again
 
 
 async def job_of(rig: Rig) -> UUID:
@@ -358,7 +358,7 @@ async def test_a_worker_that_is_reserved_for_a_job_gets_no_run_by_its_seat(rig: 
 
 @pytest.mark.parametrize("order", ["reserve_workers", "release_workers"])
 async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hold: Hold, order: str) -> None:
-    """It has forgotten it, and would get one run more than it has places."""
+    """The worker has lost track of its seat, and would get one run more than it has places."""
     async with silent_worker(rig) as me:
         job_id = await job_of(rig)
         if order == "release_workers":
@@ -371,14 +371,14 @@ async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hol
 
 
 async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold, without_checks: None) -> None:
-    """Its worker has one place. It wants to leave and the seat with it; but mail has come, and it stays."""
+    """Its worker has one place. The run wants to leave, and the seat with it; but a command has come, and it stays."""
     async with free_worker(rig, 1) as worker:
-        worker._listener.handlers[INBOX] = lambda _: None  # it hears of it by the answer
+        worker._listener.handlers[INBOX] = lambda _: None  # the worker learns of it by the answer
         run_id = await start(rig)
         await hold.inside()
         answered, go_on, real = asyncio.Event(), asyncio.Event(), worker.flusher._append_whatever_happens
 
-        async def append(connection: Any, writes: list[Write]) -> list[Answer]:
+        async def append(connection: Any, writes: list[Write]) -> list[AppendResult]:
             answers = await real(connection, writes)
             answered.set()
             await go_on.wait()
@@ -399,7 +399,7 @@ async def test_with_a_rate_every_start_is_counted(rig: Rig, hold: Hold) -> None:
     await rig.apply(ONE, tenant)
     async with silent_worker(rig):
         new = await runs.prepare(rig.plans, tenant, "one")
-        assert await runs.start_once(rig.database, tenant, new, None, ("", "")) is None
+        assert await runs.start_once(rig.database, tenant, new, None, "") is None
     assert await rig.sql("SELECT 1 FROM run") == []
 
 
@@ -410,7 +410,7 @@ async def test_a_worker_with_one_place_still_takes_from_the_queue(rig: Rig, hold
         assert (await rig.until(queued))["status"] == "succeeded"
 
 
-# ---------------------------------------------------------------- what can go wrong on the way
+# ---------------------------------------------------------------- failures on the direct path
 
 
 async def test_a_run_whose_notification_was_lost_is_taken_up_once(
@@ -452,28 +452,28 @@ async def test_a_word_that_comes_late_does_not_do_it_twice(rig: Rig, hold: Hold)
 async def test_a_run_that_comes_between_two_lives_is_for_neither(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of reach for longer than its lease, it begins again under a new id. The run is reclaimed, and done by it."""
+    """Out of reach beyond its lease, the worker registers again under a new id, reclaims the run and does it."""
     hold.release.set()
     async with free_worker(rig, 1) as worker:
         old, registering, go_on, register = worker.me, asyncio.Event(), asyncio.Event(), worker._register
 
-        async def slowly() -> leases.Me:
+        async def slowly() -> leases.WorkerIdentity:
             registering.set()
             await go_on.wait()
             return await register()
 
-        beat = leases.beat
+        beat = leases.heartbeat
 
         async def lost(*_: Any) -> Any:
-            monkeypatch.setattr(leases, "beat", beat)
+            monkeypatch.setattr(leases, "heartbeat", beat)
             raise LeaseLost("out of reach")
 
         monkeypatch.setattr(worker, "_register", slowly)
-        monkeypatch.setattr(leases, "beat", lost)
+        monkeypatch.setattr(leases, "heartbeat", lost)
         heard = asyncio.Event()
         on_seated = worker.claimer.on_seated
         worker._listener.handlers[worker.claimer.channel] = lambda payload: (on_seated(payload), heard.set())
-        worker.suspect()
+        worker.recheck_lease()
         await asyncio.wait_for(registering.wait(), 20)
         run_id = await start(rig)
         assert (await rig.run(run_id))["status"] == "running"
@@ -481,7 +481,7 @@ async def test_a_run_that_comes_between_two_lives_is_for_neither(
         assert worker.drivers == {}
         go_on.set()
         async with asyncio.timeout(20):
-            while worker.me == old:  # noqa: ASYNC110 — its id is the sign
+            while worker.me == old:  # noqa: ASYNC110 — only its id shows it
                 await asyncio.sleep(0.005)
         await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id)
         await rig.sweep()
@@ -512,14 +512,14 @@ async def test_what_waits_is_claimed_when_the_run_on_the_only_seat_is_on_its_way
 async def test_a_batch_that_is_refused_opens_the_seat_all_the_same(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, without_checks: None
 ) -> None:
-    real = flush.append
+    real = batch_committer.append
 
-    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[Answer]:
+    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[AppendResult]:
         if len(writes) > 1:
             raise asyncpg.CheckViolationError("one of them")
         return await real(database, connection, me, writes)
 
-    monkeypatch.setattr(flush, "append", append)
+    monkeypatch.setattr(batch_committer, "append", append)
     for _ in range(3):
         await rig.start("one")
     async with rig.worker(5) as worker:
@@ -533,7 +533,7 @@ async def test_a_seat_that_was_opened_while_its_worker_was_declared_lost_is_take
         rig.clock.advance(60)
         await rig.sweep()
         async with rig.database.connection() as connection:
-            await leases.open_seat(Tx(connection), me, leases.Seat(me.actor, "nobody", None))
+            await leases.offer_slot(Tx(connection), me, leases.DispatchSlot(me.actor, "nobody", None))
         assert await seats(rig) == {me.id}
         await rig.sweep()
     assert await seats(rig) == set()
@@ -581,8 +581,10 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
         return held
 
     taken: list[UUID] = []
-    take_up = Worker.take_up
-    monkeypatch.setattr(Worker, "take_up", lambda w, rows: (taken.extend(r["id"] for r in rows), take_up(w, rows))[1])
+    take_up = Worker.start_driver
+    monkeypatch.setattr(
+        Worker, "start_driver", lambda w, rows: (taken.extend(r["id"] for r in rows), take_up(w, rows))[1]
+    )
     async with free_worker(rig) as worker:
         monkeypatch.setattr(leases, "leases_of", leases_of)
         heard: asyncio.Queue[str] = asyncio.Queue()
@@ -591,7 +593,7 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
         run_id = await start(rig)
         worker.claimer.remember()
         await asyncio.wait_for(asked.wait(), 20)
-        # Only now the notification comes; the run is done before the answer is read.
+        # Only now the notification arrives; the run is done before the answer is read.
         Claimer.on_seated(worker.claimer, await asyncio.wait_for(heard.get(), 20))
         assert (await rig.until(run_id))["status"] == "succeeded"
         go_on.set()
@@ -607,7 +609,7 @@ async def test_a_seat_that_a_crash_took_is_opened_again(rig: Rig, hold: Hold) ->
 
 
 async def test_a_lane_is_put_to_rest_without_waiting_for_who_starts_a_run(rig: Rig) -> None:
-    """Who starts one locks the lane for a seat, finds that it is taken, and then asks that the lane stays awake."""
+    """A starter locks the lane for a seat, finds it taken, and then asks that the lane stays awake."""
     lane = rig.admin.tenant_id
     await rig.sql("UPDATE lane SET active = true WHERE tenant_id = $1", lane)
     async with rig.database.connection() as claims:

@@ -1,4 +1,4 @@
-"""Traces: one tree from the request to the tool, in the form of the W3C; and nothing when nobody wants them."""
+"""Traces: one W3C tree from the request to the tool, and no spans without a configured exporter."""
 
 import sys
 from typing import Any
@@ -18,7 +18,7 @@ ONE = "name: one\nsteps:\n  - {id: a, tool: t.look}"
 
 @pytest.fixture
 def seen(rig: Rig) -> list[Any]:
-    """What tools were told of the trace they are in."""
+    """Record the trace context that tools receive."""
     told: list[Any] = []
 
     @rig.tool("t.look")

@@ -1,5 +1,8 @@
-"""Agents: one call of a model is one step. What the model wants done is other steps, see `journal.turns`."""
+"""Agents: one model call is one step.
 
-from interlock.agents.turn import model_call
+The tool calls that the model asks for are other steps, see `journal.agent_loop`.
+"""
+
+from interlock.agents.model_turn import model_call
 
 __all__ = ["model_call"]

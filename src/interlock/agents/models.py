@@ -1,4 +1,4 @@
-"""Models by name: `provider:name`, through pydantic-ai, each provider imported when it is first asked for."""
+"""Models by name: `provider:name`, through pydantic-ai. Each provider is imported on first use."""
 
 import os
 from functools import lru_cache
@@ -10,11 +10,11 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 
 from interlock.agents.scripted import scripted
 from interlock.definition.agent import KEY_FORM, KEY_VARIABLE, SCRIPTED
-from interlock.definition.plan import Agent
+from interlock.definition.plan import AgentPlan
 from interlock.errors import Terminal
 
 
-def model_for(agent: Agent) -> Model:
+def model_for(agent: AgentPlan) -> Model:
     if agent.model == SCRIPTED:
         return scripted(agent.script)
     return _named(agent.model, agent.base_url, agent.api_key_env)
@@ -22,7 +22,7 @@ def model_for(agent: Agent) -> Model:
 
 @lru_cache(maxsize=64)
 def _named(model: str, base_url: str | None, api_key_env: str | None) -> Model:
-    """One client for all calls, so that connections are used again."""
+    """Return one client for all calls, so that connections are reused."""
     try:
         return infer_model(model, lambda name: _provider(name, base_url, api_key_env))
     except ImportError as error:
@@ -35,8 +35,8 @@ def _named(model: str, base_url: str | None, api_key_env: str | None) -> Model:
 def _provider(name: str, base_url: str | None, api_key_env: str | None) -> Provider[Any]:
     if base_url is None and api_key_env is None:
         return infer_provider(name)
-    # An address of one's own often asks for no key, but the provider's client does. Left to itself it would take the
-    # installation's from the environment and send it there.
+    # A custom address often needs no key, but the provider's client requires one. By default it would read the
+    # installation's key from the environment and send it there.
     options = {"api_key": _key(name, api_key_env) if api_key_env else "none"}
     if base_url is not None:
         options["base_url"] = base_url

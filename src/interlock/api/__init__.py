@@ -1,6 +1,6 @@
 """The HTTP API."""
 
 from interlock.api.app import create_app
-from interlock.api.services import Services
+from interlock.api.dependencies import AppContext
 
-__all__ = ["Services", "create_app"]
+__all__ = ["AppContext", "create_app"]

@@ -1,11 +1,12 @@
-"""The application: routers, errors as problem+json, a limit on bodies, health and metrics."""
+"""The application: routers, errors as problem+json, a size limit on bodies, health and metrics."""
 
 import contextlib
+import hmac
 from collections.abc import Callable
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,17 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from interlock import __version__, tracing
+from interlock import __version__, clock, tracing
 from interlock.api import (
-    acts,
     admin,
     approvals,
     audit,
     definitions,
     events,
     grants,
-    hooks,
-    hooks_out,
+    inbound_webhooks,
     jobs,
     policy,
     receipts,
@@ -32,36 +31,44 @@ from interlock.api import (
     secrets,
     sessions,
     slack,
+    tool_calls,
     triggers,
+    versions,
+    webhooks,
     workers,
 )
-from interlock.api.services import Json, Services, problem_body
-from interlock.errors import Invalid, MethodNotAllowed, NotFound, Problem, TooLarge, Unavailable
+from interlock.api.dependencies import AppContext, Json, key_in, principal, problem_body
+from interlock.api.limits import KeyUsage, limited_request
+from interlock.api.query import known_query
+from interlock.engine.principal import DEFAULT_TENANT
+from interlock.errors import Forbidden, InterlockError, Invalid, MethodNotAllowed, NotFound, TooLarge, Unavailable
+from interlock.governance.roles import Permission
 from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
-from interlock.wire.faults import wrong
+from interlock.wire.validation_errors import wrong
 
-# Whatever is answered that is not what was asked for.
+# The default response: every answer other than the documented success.
 _A_PROBLEM: dict[str, Any] = {
     "description": "A problem (RFC 9457); its code says which.",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: AppContext) -> FastAPI:
     app = FastAPI(
         title="Interlock", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
         description="Durable automations and agents that ask before they act.",
-        responses={"default": _A_PROBLEM},
+        responses={"default": _A_PROBLEM}, dependencies=[Depends(known_query)],
     )  # fmt: skip
     app.state.services = services
     for module in (
-        runs, sessions, acts, jobs, events, approvals, receipts, audit, policy, grants, definitions, admin, workers,
-        secrets, hooks_out, slack, triggers, schedules, hooks,
+        runs, sessions, tool_calls, jobs, events, approvals, receipts, audit, policy, versions, grants, definitions,
+        admin, workers, secrets, webhooks, slack, triggers, schedules, inbound_webhooks,
     ):  # fmt: skip
         app.include_router(module.router)
     app.add_middleware(BodyLimit, most=services.settings.max_body_bytes)
+    app.add_middleware(KeyLimits, most=services.settings.max_body_bytes)
     app.add_middleware(Traced)
     for kind in PROBLEMS:
         app.add_exception_handler(kind, _on_error)
@@ -75,28 +82,39 @@ def create_app(services: Services) -> FastAPI:
 
 
 async def healthz() -> Response:
-    """The process is alive."""
+    """Return 200 if the process is alive."""
     return Json({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """It can do its work: the database answers."""
-    services: Services = request.app.state.services
+    """Return 200 if the server can work: the database answers. `warnings` lists what an operator should look at."""
+    services: AppContext = request.app.state.services
     try:
         await services.database.value("work_is_waiting", patience=0.5)
     except Unavailable as error:
-        return problem_response(error)
-    return Json({"status": "ready"})
+        return problem_response(_of_unavailable(request, error))
+    warnings = [warning for warning in (clock.difference(), services.database.went_back) if warning is not None]
+    return Json({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
 
 
 async def show_metrics(request: Request) -> Response:
-    services: Services = request.app.state.services
+    """Return the metrics of all tenants, for the operator. The token also works while the database is unavailable."""
+    services: AppContext = request.app.state.services
+    key, token = key_in(request), services.settings.metrics_token
+    if token is None or not hmac.compare_digest(key.encode(), token.get_secret_value().encode()):
+        who = await principal(request, services)
+        who.require(Permission.READ)
+        if not who.is_operator:
+            raise Forbidden(
+                f"Metrics count every tenant's work. Use a key of tenant {DEFAULT_TENANT} without a workspace, or "
+                "INTERLOCK_METRICS_TOKEN."
+            )
     counts = (
         (RUN, "count_runs_by_status", metrics.run_active),
         (WORKER, "count_workers_by_status", metrics.worker_active),
         (JOB, "count_jobs_by_status", metrics.job_active),
     )
-    with contextlib.suppress(Unavailable):  # metrics are wanted most of all when the database is away
+    with contextlib.suppress(Unavailable):  # metrics matter most while the database is unavailable
         for machine, statement, gauge in counts:
             rows = await services.database.fetch(statement, patience=0.5)
             counted = dict.fromkeys(machine.open, 0) | {row["status"]: row["count"] for row in rows}
@@ -112,14 +130,14 @@ async def show_metrics(request: Request) -> Response:
 # ---------------------------------------------------------------- errors
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-# What becomes of a body before it can be said where in it the mistake is.
+# Errors raised while decoding the body, before any field location is known.
 _UNREADABLE: dict[type[BaseException | None], str] = {
     UnicodeDecodeError: "it is not JSON: it is not UTF-8",
     RecursionError: "it is nested too deeply",
 }
 
 
-def problem_response(problem: Problem) -> Response:
+def problem_response(problem: InterlockError) -> Response:
     body = orjson.dumps(problem_body(problem), default=str)
     return Response(body, problem.status, headers=problem.headers, media_type="application/problem+json")
 
@@ -128,33 +146,33 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return problem_response(problem_of(request, error))
 
 
-def problem_of(request: Request, error: Exception) -> Problem:
-    """What is answered to an error that left its endpoint."""
+def problem_of(request: Request, error: Exception) -> InterlockError:
+    """Return the problem that the API answers for an exception that an endpoint did not handle."""
     return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)(request, error)
 
 
-def _of_invalid(request: Request, error: RequestValidationError) -> Problem:
+def _of_invalid(request: Request, error: RequestValidationError) -> InterlockError:
     faults = [_fault(each) for each in error.errors()]
     if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
         return Invalid("the body was not read as JSON: send it with Content-Type: application/json", errors=faults)
-    # Who asks for /runs/nope has written an address and no field: its name is all they need.
+    # A caller of /runs/nope sent an address and not a field, so the `path.` prefix is left out.
     detail = "; ".join(f"{fault['path'].removeprefix('path.')}: {fault['message']}" for fault in faults)
     return Invalid(detail, errors=faults)
 
 
 def _fault(found: dict[str, Any]) -> dict[str, str]:
-    if found["type"] == "json_invalid":  # and the place is that of a character, not of a field
+    if found["type"] == "json_invalid":  # the location is a character position and not a field
         where = found["loc"][-1]
         return {"path": "body", "message": f"it is not JSON: {found['ctx']['error']} (at character {where})"}
     return {"path": _readable(".".join(str(part) for part in found["loc"])), "message": wrong(found)}
 
 
 def _readable(path: str) -> str:
-    """A field's name may be anything that JSON can write, also half a character."""
+    """Return the path as text that can be encoded: a field's name in JSON may contain an unpaired surrogate."""
     return path.encode(errors="replace").decode()
 
 
-def _of_http(request: Request, error: HTTPException) -> Problem:
+def _of_http(request: Request, error: HTTPException) -> InterlockError:
     if error.status_code == 404:
         return NotFound(f"there is nothing at {request.url.path}")
     if error.status_code == 413:
@@ -163,13 +181,13 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
         return _of_method(request)
     if error.status_code == 400 and (why := _UNREADABLE.get(type(error.__cause__))):
         return Invalid(f"body: {why}", errors=[{"path": "body", "message": why}])
-    problem = Problem(error.detail, code=f"HTTP_{error.status_code}")
+    problem = InterlockError(error.detail, code=f"HTTP_{error.status_code}")
     problem.status, problem.title, problem.headers = error.status_code, error.detail, error.headers or {}
     return problem
 
 
-def _of_method(request: Request) -> Problem:
-    """Each endpoint knows its own methods only; whoever asks wants to know those of the path."""
+def _of_method(request: Request) -> InterlockError:
+    """Return 405 with the methods of the path. Each endpoint knows only its own methods."""
     allowed = [
         method
         for method in _METHODS
@@ -178,23 +196,37 @@ def _of_method(request: Request) -> Problem:
     return MethodNotAllowed(request.method, request.url.path, allowed)
 
 
-def _of_unstorable(_: Request, error: Exception) -> Problem:
-    return Invalid(f"a value in the request cannot be stored: {error}")
+def _of_unstorable(request: Request, error: Exception) -> InterlockError:
+    # The driver's text names columns, types and parameters of our statements, so it is logged and not sent.
+    log.info("request_unstorable", path=request.url.path, error=str(error))
+    return Invalid(
+        "A value in the request cannot be stored: a number is out of range, or a text is too long or contains a NUL "
+        "character or an unpaired surrogate."
+    )
 
 
-def _of_transient(_: Request, __: Exception) -> Problem:
+def _of_transient(_: Request, __: Exception) -> InterlockError:
     return Unavailable("the database did not answer; try again")
 
 
-def _of_surprise(request: Request, error: Exception) -> Problem:
+def _of_unavailable(request: Request, error: Unavailable) -> InterlockError:
+    if error.__cause__ is None:
+        return error
+    # The detail ends with the driver's text, which names addresses, tables and statements.
+    log.warning("database_away", path=request.url.path, error=error.detail)
+    return _of_transient(request, error)
+
+
+def _of_surprise(request: Request, error: Exception) -> InterlockError:
     log.error("request_failed", path=request.url.path, exc_info=error)
-    problem = Problem("this is a bug; the server's log has the details")
-    problem.headers = {"Connection": "close"}  # which the server does after an exception
+    problem = InterlockError("this is a bug; the server's log has the details")
+    problem.headers = {"Connection": "close"}  # the server closes the connection after an exception
     return problem
 
 
-PROBLEMS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
-    Problem: lambda _, error: error,
+PROBLEMS: dict[type[Exception], Callable[[Request, Any], InterlockError]] = {
+    InterlockError: lambda _, error: error,
+    Unavailable: _of_unavailable,
     RequestValidationError: _of_invalid,
     HTTPException: _of_http,
     **dict.fromkeys(UNSTORABLE, _of_unstorable),
@@ -207,7 +239,7 @@ PROBLEMS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 
 
 class Traced:
-    """A span around each request to the API, below the one that the caller names in `traceparent`."""
+    """Open a span around each request to the API, as a child of the span in the caller's `traceparent`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -230,7 +262,8 @@ class Traced:
             try:
                 await self._app(scope, receive, answered)
             finally:
-                # The path with its ids would make every request a name of its own.
+                # The route's template and not the path: the ids in a path would give every request a different span
+                # name.
                 if (route := scope.get("route")) is not None:
                     span.update_name(f"{scope['method']} {route.path}")
 
@@ -238,8 +271,34 @@ class Traced:
 # ---------------------------------------------------------------- limits
 
 
+class KeyLimits:
+    """Reject a request while its key or its tenant has too many requests in progress: see `limits`."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = limited_request(scope, self._most) if scope["type"] == "http" else None
+        if request is None:
+            await self._app(scope, receive, send)
+            return
+        limits: KeyUsage = scope["app"].state.services.limits
+        try:
+            limits.begin(request)
+        except InterlockError as problem:
+            await problem_response(problem)(scope, receive, send)
+            return
+        limits.tenants.expect(scope, request)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            limits.end(request)
+            limits.tenants.end(scope, request)
+
+
 class BodyLimit:
-    """Refuses a body as soon as it is known to be too large, whether its length was announced or not."""
+    """Reject a body as soon as it is known to be too large, whether or not its length was announced."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -261,7 +320,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._most:
-                # Of any other exception a route that is reading its body makes a 400.
+                # A route that is reading its body turns any other exception into a 400.
                 raise HTTPException(413, self._says)
             return message
 

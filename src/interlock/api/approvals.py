@@ -6,12 +6,12 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, change, page, problem_body, uuid_cursor
+from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write, page, problem_body, uuid_cursor
 from interlock.api.views import approval_view, dump
 from interlock.engine import approvals
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.engine.principal import Principal
-from interlock.errors import Invalid, Problem
+from interlock.errors import InterlockError, Invalid
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Tx
@@ -22,12 +22,12 @@ router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
 @router.get("", response_model=Page[Approval])
 async def list_approvals(
-    found: Svc, who: Who, status: ApprovalState | None = None, run_id: UUID | None = None,
+    found: Ctx, who: Caller, status: ApprovalState | None = None, run_id: UUID | None = None,
     session_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> Response:  # fmt: skip
-    """Newest first."""
+    """List approvals, newest first."""
     who.require(Permission.READ)
-    rows = await approvals.listed(
+    rows = await approvals.list_approvals(
         found.database,
         who,
         status=status,
@@ -41,43 +41,48 @@ async def list_approvals(
 
 
 @router.get("/{approval_id}", response_model=Approval)
-async def show(approval_id: UUID, found: Svc, who: Who) -> Response:
+async def show(approval_id: UUID, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     row = await approvals.get(found.database, who, approval_id)
     return Json(approval_view(row, await found.database.fetch("votes_on", [approval_id]), who))
 
 
 @router.post("/{approval_id}/approve", response_model=Approval)
-async def approve(approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None) -> Response:
+async def approve(approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Decide | None = None) -> Response:
     return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
 
 
 @router.post("/{approval_id}/reject", response_model=Approval)
-async def reject(approval_id: UUID, request: Request, found: Svc, who: Who, body: Reject | None = None) -> Response:
+async def reject(approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Reject | None = None) -> Response:
     return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
 @router.post("/decide", response_model=Page[Decided])
-async def decide_many(body: BulkDecide, request: Request, found: Svc, who: Who) -> Response:
-    """The same decision on several approvals, named one by one. Each is answered for itself."""
+async def decide_many(body: BulkDecide, request: Request, found: Ctx, who: Caller) -> Response:
+    """Vote the same way on several approvals, named by id. The answer has a separate result for each."""
     who.require(Permission.APPROVE)
-    ids = [_uuid(text) for text in dict.fromkeys(body.ids)]
+    ids = list(dict.fromkeys(_uuid(text) for text in body.ids))
+    digests = {_uuid(text): digest for text, digest in (body.digests or {}).items()}
+    if stray := next((approval_id for approval_id in digests if approval_id not in ids), None):
+        raise Invalid(f"`digests` names approval {stray}, and `ids` does not.")
 
     async def one(tx: Tx, approval_id: UUID) -> dict[str, Any]:
         try:
             async with tx.savepoint():
                 row = await approvals.decide(
                     tx, found.database, found.plans, who, approval_id, approves=body.decision == "approve",
-                    reason=body.reason,
+                    reason=body.reason, digest=digests.get(approval_id),
                 )  # fmt: skip
-        except Problem as problem:
+        except InterlockError as problem:
             return {"id": approval_id, "ok": False, "problem": problem_body(problem)}
         return {"id": approval_id, "ok": True, "status": row["status"]}
 
-    async def work(tx: Tx) -> Answer:
-        return Answer(200, dump({"items": [await one(tx, approval_id) for approval_id in ids], "next_cursor": None}))
+    async def work(tx: Tx) -> StoredResponse:
+        return StoredResponse(
+            200, dump({"items": [await one(tx, approval_id) for approval_id in ids], "next_cursor": None})
+        )
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 def _uuid(text: str) -> UUID:
@@ -88,12 +93,12 @@ def _uuid(text: str) -> UUID:
 
 
 async def decide_one(
-    approval_id: UUID, request: Request, found: Services, who: Principal, body: Reject, *, approves: bool
+    approval_id: UUID, request: Request, found: AppContext, who: Principal, body: Reject, *, approves: bool
 ) -> Response:
     who.require(Permission.APPROVE)
     patch = body.patch if isinstance(body, Decide) else None
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         said: dict[str, Any] = {"reason": body.reason, "digest": body.digest}
         if patch is not None:
             row = await approvals.edit(
@@ -102,6 +107,6 @@ async def decide_one(
         else:
             row = await approvals.decide(tx, found.database, found.plans, who, approval_id, approves=approves, **said)
         view = approval_view(row, await tx.fetch("votes_on", [approval_id]), who)
-        return Answer(200, dump(view), row["run_id"])
+        return StoredResponse(200, dump(view), row["run_id"])
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)

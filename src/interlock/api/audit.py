@@ -6,21 +6,21 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Services, Svc, Who, encode_cursor, position_cursor
+from interlock.api.dependencies import AppContext, Caller, Ctx, Json, encode_cursor, position_cursor
 from interlock.api.views import audit_view
 from interlock.engine import audit, evidence, runs
 from interlock.engine.principal import Principal
 from interlock.errors import Forbidden, Invalid
 from interlock.governance.chain import Checkpoint
 from interlock.governance.roles import Permission
-from interlock.wire import AuditEntry, AuditVerdict, Page, SigningKey, VerifyAudit
+from interlock.wire import AuditEntry, AuditVerdict, Page, PublicKey, VerifyAudit
 
 router = APIRouter(prefix="/api", tags=["audit"])
 
 
 @router.get("/runs/{run_id}/evidence", response_model=dict[str, Any])
-async def evidence_of(run_id: UUID, found: Svc, who: Who) -> Response:
-    """What happened in a run and who allowed it, signed: a DSSE envelope that can be checked offline."""
+async def evidence_of(run_id: UUID, found: Ctx, who: Caller) -> Response:
+    """Return what happened in a run and who allowed it, as a signed DSSE envelope that can be checked offline."""
     who.require(Permission.READ)
     run = await runs.get(found.database, who, run_id)
     envelope, sha256 = await evidence.of_run(found.database, found.notary, run)
@@ -30,10 +30,10 @@ async def evidence_of(run_id: UUID, found: Svc, who: Who) -> Response:
 
 @router.get("/audit", response_model=Page[AuditEntry])
 async def listed(
-    found: Svc, who: Who, after: Annotated[int, Query(ge=0, description="The last position seen.")] = 0,
+    found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, description="The last position seen.")] = 0,
     run_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:  # fmt: skip
-    """The chain: every sealed entry of the tenant with its position and link, oldest first."""
+    """List the sealed entries of the tenant's chain with their positions and links, oldest first."""
     who.require(Permission.READ)
     if run_id is not None:
         await runs.get(found.database, who, run_id)
@@ -47,35 +47,38 @@ async def listed(
 
 
 @router.get("/audit/verify", response_model=AuditVerdict)
-async def verify(found: Svc, who: Who) -> Response:
+async def verify(found: Ctx, who: Caller) -> Response:
     """Check the whole chain against the journal. `broken_at` is the first place where they differ."""
     return await _verify(found, who, [])
 
 
 @router.post("/audit/verify", response_model=AuditVerdict)
-async def verify_with(body: VerifyAudit, found: Svc, who: Who) -> Response:
-    """The same, with checkpoints that were kept elsewhere: with them even a chain that was cut back whole is found."""
+async def verify_with(body: VerifyAudit, found: Ctx, who: Caller) -> Response:
+    """Check the chain against the journal and against checkpoints that were kept elsewhere.
+
+    The checkpoints also reveal a chain that was truncated consistently.
+    """
     try:
         anchors = [Checkpoint.from_dict(fields) for fields in body.checkpoints]
         trusted = found.notary.signing.trusted()
         fault = next(filter(None, (anchor.fault(trusted) for anchor in anchors)), None)
     except (TypeError, KeyError, ValueError) as error:
-        raise Invalid(f"one of the checkpoints is none: {error}", code="BAD_CHECKPOINT") from None
+        raise Invalid(f"invalid checkpoint: {error}", code="BAD_CHECKPOINT") from None
     if fault is not None:
         raise Invalid(fault, code="BAD_CHECKPOINT")
     return await _verify(found, who, [anchor for anchor in anchors if anchor.tenant_id == str(who.tenant_id)])
 
 
-async def _verify(found: Services, who: Principal, anchors: list[Checkpoint]) -> Response:
+async def _verify(found: AppContext, who: Principal, anchors: list[Checkpoint]) -> Response:
     who.require(Permission.READ)
     async with found.checking:
         verdict = await audit.verify(found.database, who.tenant_id, found.notary.signing.trusted(), anchors)
     return Json(verdict.as_dict())
 
 
-@router.get("/audit/keys", response_model=Page[SigningKey])
-async def keys(found: Svc, who: Who) -> Response:
-    """The public keys that checkpoints and evidence are signed with, the current one first."""
+@router.get("/audit/keys", response_model=Page[PublicKey])
+async def keys(found: Ctx, who: Caller) -> Response:
+    """List the public keys that sign checkpoints and evidence, the current one first."""
     who.require(Permission.READ)
     current = found.notary.signing.key()
     known = [

@@ -1,46 +1,54 @@
-"""/api/events: what happened outside, for the steps that wait for it."""
+"""/api/events: external events, for the steps that wait for them."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, page, position_cursor
+from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write, page, position_cursor
 from interlock.api.views import dump, outside_event_view
-from interlock.engine import events
-from interlock.engine.idempotency import Answer
+from interlock.engine import external_events
+from interlock.engine.idempotency import StoredResponse
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import encode
 from interlock.store.pool import Tx
-from interlock.wire import OutsideEvent, Page, SendEvent, SentEvent
+from interlock.wire import Page, ReceivedEvent, SendEvent, SentEvent
 
 router = APIRouter(prefix="/api/events", tags=["events"])
 
 
 @router.post("", status_code=202, response_model=SentEvent)
-async def send(body: SendEvent, request: Request, found: Svc, who: Who) -> Response:
-    """Tell what happened. The step that has waited longest for it has it at once; else it is kept until one does."""
+async def send(body: SendEvent, request: Request, found: Ctx, who: Caller) -> Response:
+    """Publish an external event.
+
+    It is delivered to the longest-waiting matching step, or stored until a step waits for it.
+    """
     who.require(Permission.TELL)
-    new = events.NewEvent(body.id or str(uuid7()), body.type, body.correlation, encode(body.payload))
+    new = external_events.NewEvent(body.id or str(uuid7()), body.type, body.correlation, encode(body.payload))
 
-    async def work(tx: Tx) -> Answer:
-        row = await events.send(tx, found.database, found.plans, who, new)
+    async def work(tx: Tx) -> StoredResponse:
+        row = await external_events.send(tx, found.database, found.plans, who, new)
         view: dict[str, Any] = {"matched": row["run_id"] is not None} | outside_event_view(row)
-        return Answer(202, dump(view), row["run_id"])
+        return StoredResponse(202, dump(view), row["run_id"])
 
-    # What an event is called is the sender's business, whichever key they use: it is the same event for the tenant.
-    return await change(found, who, request, work, key=f"event:{body.id}" if body.id else None)
+    # An id means the same event for every key of a workspace. It is quoted so that no name can contain the separator.
+    key = f"event:{quote(who.workspace_id or '', safe='')}:{body.id}" if body.id else None
+    return await idempotent_write(found, who, request, work, key=key)
 
 
-@router.get("", response_model=Page[OutsideEvent])
+@router.get("", response_model=Page[ReceivedEvent])
 async def list_events(
-    found: Svc, who: Who, type: str | None = None, correlation: str | None = None, matched: bool | None = None,
+    found: Ctx, who: Caller, type: str | None = None, correlation: str | None = None, matched: bool | None = None,
     cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> Response:  # fmt: skip
-    """Newest first: those that wait for a step, and those that were matched, until their time is over."""
+    """List external events, newest first, until they expire.
+
+    Both events stored for a later step and matched events are listed.
+    """
     who.require(Permission.READ)
-    rows = await events.listed(
+    rows = await external_events.listed(
         found.database, who, type=type, correlation=correlation, matched=matched,
         before=position_cursor(cursor), limit=limit + 1,
     )  # fmt: skip

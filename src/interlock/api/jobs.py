@@ -1,7 +1,7 @@
 """/api/jobs"""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -9,45 +9,60 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api import streams
-from interlock.api.services import Json, Limit, Svc, Who, change, encode_cursor, number_cursor, uuid_cursor
+from interlock.api.dependencies import (
+    Caller,
+    Ctx,
+    Json,
+    Limit,
+    encode_cursor,
+    idempotent_write,
+    number_cursor,
+    uuid_cursor,
+)
 from interlock.api.views import dump, history_view, job_view
 from interlock.engine import jobs
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import JobState
 from interlock.store.pool import Database, Row, Tx
-from interlock.wire import Job, JobEvent, JobTree, NewJob, Order, Page
+from interlock.wire import Job, JobHistoryEvent, JobTree, NewJob, Order, Page
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 
 @router.post("", status_code=201, response_model=Job)
-async def submit(body: NewJob, request: Request, found: Svc, who: Who) -> Response:
-    """One run for each input, on `worker_count` workers that do nothing else. Without enough of them it is `pending`.
+async def submit(body: NewJob, request: Request, found: Ctx, who: Caller) -> Response:
+    """Start one run for each input, on `worker_count` workers reserved for the job.
 
-    A job that names a workflow that is not there is `failed` from the start, and says so.
+    The job is `pending` until enough workers are free.
+
+    A job that names an unknown workflow is `failed` from the start, with the reason.
     """
     who.require(Permission.START)
-    asked = jobs.NewJob(
+    asked = jobs.JobRequest(
         uuid7(), body.task_description, body.workflow, body.inputs, body.worker_count, body.version, body.parent_job_id,
         body.timeout_seconds,
     )  # fmt: skip
     new = await jobs.prepare(found.plans, who, asked)
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         row = await jobs.submit(tx, found.database, who, new)
-        return Answer(201, dump(await _view(tx, found.database, row)))
+        return StoredResponse(201, dump(await _view(tx, found.database, row)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.get("", response_model=Page[Job])
 async def list_jobs(
-    found: Svc, who: Who, status: JobState | None = None, parent_job_id: UUID | None = None, cursor: str | None = None,
+    found: Ctx,
+    who: Caller,
+    status: JobState | None = None,
+    parent_job_id: UUID | None = None,
+    cursor: str | None = None,
     limit: Limit = 50,
-) -> Response:  # fmt: skip
-    """Newest first."""
+) -> Response:
+    """List jobs, newest first."""
     who.require(Permission.READ)
     rows = await found.database.fetch(
         "list_jobs", who.tenant_id, uuid_cursor(cursor), status, who.workspace_id, parent_job_id, limit + 1
@@ -59,18 +74,18 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", response_model=Job)
-async def show(job_id: UUID, found: Svc, who: Who) -> Response:
-    """A job with its progress, its workers and its `state_history`."""
+async def show(job_id: UUID, found: Ctx, who: Caller) -> Response:
+    """Return a job with its progress, its workers and its `state_history`."""
     who.require(Permission.READ)
     return Json(await _view(found.database, found.database, await jobs.get(found.database, who, job_id)))
 
 
 @router.get("/{job_id}/tree", response_model=JobTree)
-async def tree(job_id: UUID, found: Svc, who: Who) -> Response:
-    """The job with its children, and theirs."""
+async def tree(job_id: UUID, found: Ctx, who: Caller) -> Response:
+    """Return the job with its descendants, as a tree."""
     who.require(Permission.READ)
     await jobs.get(found.database, who, job_id)
-    rows = await found.database.fetch("tree_of", job_id)
+    rows = await found.database.fetch("tree_of", job_id, who.workspace_id)
     standings = await jobs.standings(found.database, [row["id"] for row in rows])
     views: dict[UUID, dict[str, Any]] = {}
     for row in rows:
@@ -81,24 +96,24 @@ async def tree(job_id: UUID, found: Svc, who: Who) -> Response:
 
 
 @router.post("/{job_id}/cancel", response_model=Job)
-async def cancel(job_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
-    """The job and all below it, at once; their runs are stopped, their workers are free."""
+async def cancel(job_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+    """Cancel the job and its descendants at once. Their runs are stopped and their workers are released."""
     who.require(Permission.STOP)
     reason = body.reason if body else None
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         row = await jobs.cancel(tx, found.database, who, job_id, reason=reason)
-        return Answer(200, dump(await _view(tx, found.database, row)))
+        return StoredResponse(200, dump(await _view(tx, found.database, row)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
-@router.get("/{job_id}/events", response_model=Page[JobEvent])
+@router.get("/{job_id}/events", response_model=Page[JobHistoryEvent])
 async def events(
-    job_id: UUID, request: Request, found: Svc, who: Who, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    job_id: UUID, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     cursor: str | None = None, limit: Limit = 500,
 ) -> Response:  # fmt: skip
-    """What happened to the job: a page of it, or with `Accept: text/event-stream` all of it as it happens."""
+    """Return the job's history: one page, or with `Accept: text/event-stream` a live stream of events."""
     who.require(Permission.READ)
     await jobs.get(found.database, who, job_id)
     after = max(after, number_cursor(cursor))
@@ -124,7 +139,7 @@ def _history_after(database: Database, job_id: UUID, after: int) -> streams.More
 
 
 async def _has_ended(database: Database, job_id: UUID, after: int) -> bool:
-    """For a reader that was given everything before it came."""
+    """Return whether the client already received the final event: it reconnected after the end."""
     last = await database.fetch("history_of", job_id, after - 1, 2) if after else []
     return len(last) == 1 and last[0]["type"] == "job_completed"
 
@@ -135,4 +150,4 @@ async def _view(tx: Tx | Database, database: Database, row: Row) -> dict[str, An
 
 
 def _now(database: Database) -> datetime:
-    return database.clock() or datetime.now(UTC)
+    return database.now()

@@ -15,40 +15,42 @@ from starlette.requests import ClientDisconnect
 
 from interlock import tracing
 from interlock.api import streams
-from interlock.api.direct import DirectRoute, by_way_of
-from interlock.api.services import (
+from interlock.api.dependencies import (
+    AppContext,
+    Caller,
+    Ctx,
     Json,
     Limit,
-    Services,
-    Svc,
-    Who,
-    answered,
-    asked_once,
-    change,
     encode_cursor,
+    idempotency_request,
+    idempotent_write,
     number_cursor,
     page,
     principal,
     services,
+    to_response,
     uuid_cursor,
 )
+from interlock.api.fast_path import DirectRoute, by_way_of
 from interlock.api.views import accepted_view, dump, event_view, new_run_answer, new_run_view, run_view
-from interlock.engine import approvals, idempotency, retries, runs
-from interlock.engine.idempotency import Answer
-from interlock.engine.outside import journal_to_show, read_journal
+from interlock.engine import approvals, idempotency, resume, runs
+from interlock.engine.idempotency import StoredResponse
 from interlock.engine.principal import Principal
+from interlock.engine.run_commands import journal_to_show, read_journal
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
-from interlock.waiting import either
-from interlock.wire import Allow, Bare, Event, Page, Run, StartRun, StartRuns, Stop
+from interlock.timeouts import wait_for_event
+from interlock.wire import ApproveRequest, CancelRequest, EmptyBody, Event, Page, Run, StartRun, StartRuns
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=DirectRoute)
 
-# How long a waiting request trusts that it is told; a notification can be lost with its connection.
+# How long a waiting request relies on notifications before it reads again: one can be lost with its connection.
 _POLL_SECONDS = 1.0
+# An approval takes minutes, and many calls may wait for one at the same time.
+_HELD_POLL_SECONDS = 10.0
 
 Wait = Annotated[float | None, Query(ge=0, le=60, description="Answer when the run ended or waits for a person.")]
 OverCap = Annotated[
@@ -59,8 +61,8 @@ OverCap = Annotated[
 _ONLY_WAIT = re.compile(rb"(?:wait=([0-9]|[1-5][0-9]))?")
 
 
-async def _start_shortly(request: Request) -> Response | None:
-    """A body in JSON, with nothing in the query but how long to wait."""
+async def _parse_fast(request: Request) -> Response | None:
+    """Parse a JSON body of a request whose query has nothing but `wait`."""
     headers, query = request.headers, request.scope["query_string"]
     if headers.get("content-type") != "application/json" or not (plain := _ONLY_WAIT.fullmatch(query)):
         return None
@@ -69,38 +71,38 @@ async def _start_shortly(request: Request) -> Response | None:
     except (ValidationError, ClientDisconnect):
         return None
     found = await services(request)
-    return await _started(body, request, found, await principal(request, found), float(plain[1] or 0), "wait")
+    return await _handle_start(body, request, found, await principal(request, found), float(plain[1] or 0), "wait")
 
 
 @router.post("", status_code=201, response_model=Run)
-@by_way_of(_start_shortly)
+@by_way_of(_parse_fast)
 async def start(
-    body: StartRun, request: Request, found: Svc, who: Who, wait: Wait = None, over_cap: OverCap = "wait"
+    body: StartRun, request: Request, found: Ctx, who: Caller, wait: Wait = None, over_cap: OverCap = "wait"
 ) -> Response:
-    """Start a run of the newest version of a workflow, or of the one that is asked for."""
-    return await _started(body, request, found, who, wait or 0, over_cap)
+    """Start a run of the newest version of a workflow, or of the requested version."""
+    return await _handle_start(body, request, found, who, wait or 0, over_cap)
 
 
-async def _started(
-    body: StartRun, request: Request, found: Services, who: Principal, wait: float, over_cap: str
+async def _handle_start(
+    body: StartRun, request: Request, found: AppContext, who: Principal, wait: float, over_cap: str
 ) -> Response:
     who.require(Permission.START)
     watch = wait + 5 if wait else None
-    asked = await asked_once(who, request)
+    asked = await idempotency_request(who, request)
     trigger = _trigger(body, request, asked)
     new = await _prepare(found, who, body, trigger, watch, remembered=True)
     with found.follower.watching(new.id) as news:
-        response = await _start_at_once(found, who, asked, new) if over_cap == "wait" else None
+        response = await _start_single_statement(found, who, asked, new) if over_cap == "wait" else None
         if response is None:
             new = dataclasses.replace(await _prepare(found, who, body, trigger, watch), id=new.id)
-            response = await _start(found, who, request, new, over_cap)
+            response = await _start_in_transaction(found, who, request, new, over_cap)
         if not wait or response.status_code != 201:
             return response
         if "idempotency-replayed" not in response.headers:
-            return _run(*await _until_settled(found, who, new.id, wait, news), 201)
-    # The key answered with a run that was started before.
+            return _run(found, *await _until_settled(found, who, new.id, wait, news), 201)
+    # The idempotency key belongs to a run that was started before.
     run_id = UUID(orjson.loads(bytes(response.body))["id"])
-    return _run(*await watched_until_settled(found, who, run_id, wait), 201, response.headers)
+    return _run(found, *await watched_until_settled(found, who, run_id, wait), 201, response.headers)
 
 
 def _trigger(body: StartRun | StartRuns, request: Request, asked: idempotency.Request | None) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def _trigger(body: StartRun | StartRuns, request: Request, asked: idempotency.Re
 
 
 async def _prepare(
-    found: Services, who: Principal, body: StartRun, trigger: dict[str, Any], watch: float | None, *,
+    found: AppContext, who: Principal, body: StartRun, trigger: dict[str, Any], watch: float | None, *,
     remembered: bool = False,
 ) -> runs.NewRun:  # fmt: skip
     return await runs.prepare(
@@ -122,124 +124,150 @@ async def _prepare(
     )  # fmt: skip
 
 
-async def _start_at_once(
-    found: Services, who: Principal, asked: idempotency.Request | None, new: runs.NewRun
+async def _start_single_statement(
+    found: AppContext, who: Principal, asked: idempotency.Request | None, new: runs.NewRun
 ) -> Response | None:
-    """In one statement. None: nothing started; the long way finds out why."""
+    """Start the run in one statement. None if it did not start; the transaction then finds out why."""
     if not runs.starts_alone(new.plan):
         return None
     answer = await runs.start_once(found.database, who, new, asked, new_run_answer(new, who))
-    return None if answer is None else answered(answer)
+    return None if answer is None else to_response(answer)
 
 
-async def _start(found: Services, who: Principal, request: Request, new: runs.NewRun, over_cap: str) -> Response:
-    async def work(tx: Tx) -> Answer:
+async def _start_in_transaction(
+    found: AppContext, who: Principal, request: Request, new: runs.NewRun, over_cap: str
+) -> Response:
+    async def work(tx: Tx) -> StoredResponse:
         if runs.starts_in_queue(new.plan):
             created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
             row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
-            view = run_view(row, await read_journal(tx, found.plans, row))
-        return Answer(201, dump(view), new.id)
+            view = run_view(row, await read_journal(tx, found.plans, row), found.policies.hidden)
+        return StoredResponse(201, dump(view), new.id)
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.post("/batch", status_code=201, response_model=Page[Run])
-async def start_batch(body: StartRuns, request: Request, found: Svc, who: Who, over_cap: OverCap = "wait") -> Response:
-    """Start a run for each of up to 1,000 inputs: all of them or none, in one transaction, answered in their order.
+async def start_batch(
+    body: StartRuns, request: Request, found: Ctx, who: Caller, over_cap: OverCap = "wait"
+) -> Response:
+    """Start a run for each of up to 1,000 inputs in one transaction: all of them or none, answered in their order.
 
-    They go to the queue, so what begins with an approval or a wait is opened by a worker.
+    The runs go to the queue, so a worker opens any approval or wait that they begin with.
     """
     who.require(Permission.START)
-    trigger = _trigger(body, request, await asked_once(who, request))
+    trigger = _trigger(body, request, await idempotency_request(who, request))
     first = await runs.prepare(
         found.plans, who, body.workflow, version=body.version, trigger=trigger, deadline_seconds=body.deadline_seconds
     )
     news = [dataclasses.replace(first, id=uuid7(), input=given) for given in body.inputs]
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         created_at = await runs.start_many(tx, found.database, who, news, may_wait=over_cap == "wait")
-        return Answer(201, dump({"items": [accepted_view(new, who, created_at) for new in news], "next_cursor": None}))
+        return StoredResponse(
+            201, dump({"items": [accepted_view(new, who, created_at) for new in news], "next_cursor": None})
+        )
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.get("", response_model=Page[Run])
 async def list_runs(
-    found: Svc, who: Who, status: RunState | None = None, workflow: str | None = None, session_id: UUID | None = None,
-    job_id: UUID | None = None, parent_run_id: UUID | None = None, cursor: str | None = None, limit: Limit = 50,
-) -> Response:  # fmt: skip
-    """Newest first, without their steps."""
+    found: Ctx,
+    who: Caller,
+    status: RunState | None = None,
+    workflow: str | None = None,
+    session_id: UUID | None = None,
+    job_id: UUID | None = None,
+    parent_run_id: UUID | None = None,
+    repository: str | None = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> Response:
+    """List runs, newest first, without their steps."""
     who.require(Permission.READ)
     rows = await found.database.fetch(
         "list_runs", who.tenant_id, uuid_cursor(cursor), status, workflow, session_id, job_id, limit + 1,
-        who.workspace_id, parent_run_id,
+        who.workspace_id, parent_run_id, repository,
     )  # fmt: skip
     return Json(page(rows, limit, run_view))
 
 
 @router.get("/{run_id}", response_model=Run)
-async def show(run_id: UUID, found: Svc, who: Who, wait: Wait = None) -> Response:
+async def show(run_id: UUID, found: Ctx, who: Caller, wait: Wait = None) -> Response:
     who.require(Permission.READ)
-    row, journal = await runs.get_to_show(found.database, found.plans, who, run_id)
+    row, journal = await runs.get_with_journal(found.database, found.plans, who, run_id)
     if wait and not _is_settled(row):
         row, journal = await watched_until_settled(found, who, run_id, wait)
-    return _run(row, journal)
+    return _run(found, row, journal)
 
 
 @router.post("/{run_id}/approve", response_model=Run)
-async def approve(run_id: UUID, request: Request, found: Svc, who: Who, body: Allow | None = None) -> Response:
-    """Approve what the run waits for. If it waits for nothing, nothing changes."""
+async def approve(
+    run_id: UUID, request: Request, found: Ctx, who: Caller, body: ApproveRequest | None = None
+) -> Response:
+    """Approve everything the run waits for. Returns 409 if the run waits for no approval."""
     who.require(Permission.APPROVE)
-    reason = body.reason if body else None
+    said = body or ApproveRequest()
 
-    async def work(tx: Tx) -> Answer:
-        await approvals.approve_run(tx, found.database, found.plans, who, run_id, reason)
+    async def work(tx: Tx) -> StoredResponse:
+        await approvals.approve_run(
+            tx, found.database, found.plans, who, run_id, reason=said.reason, digest=said.digest
+        )
         return await _answer(tx, found, await runs.get(tx, who, run_id))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.post("/{run_id}/cancel", response_model=Run)
-async def cancel(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
+async def cancel(
+    run_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+) -> Response:
     who.require(Permission.STOP)
-    return await change(found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=False))
+    return await idempotent_write(
+        found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=False)
+    )
 
 
 @router.post("/{run_id}/interrupt", response_model=Run)
-async def interrupt(run_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
+async def interrupt(
+    run_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+) -> Response:
     who.require(Permission.STOP)
-    return await change(found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=True))
+    return await idempotent_write(
+        found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=True)
+    )
 
 
 async def stop_run(
-    tx: Tx, found: Services, who: Principal, run_id: UUID, body: Stop | None, *, interrupt: bool
-) -> Answer:
+    tx: Tx, found: AppContext, who: Principal, run_id: UUID, body: CancelRequest | None, *, interrupt: bool
+) -> StoredResponse:
     reason = body.reason if body else None
     row = await runs.cancel(tx, found.database, found.plans, who, run_id, reason=reason, interrupt=interrupt)
     return await _answer(tx, found, row)
 
 
 @router.post("/{run_id}/retry", status_code=201, response_model=Run)
-async def retry(run_id: UUID, request: Request, found: Svc, who: Who, body: Bare | None = None) -> Response:
-    """A new run that begins where a failed or canceled one had got to."""
+async def retry(run_id: UUID, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None) -> Response:
+    """Start a new run that continues a failed or canceled one from the step where it stopped."""
     who.require(Permission.START)
     new_id = uuid7()
 
-    async def work(tx: Tx) -> Answer:
-        row = await retries.retry(tx, found.database, found.plans, who, run_id, new_id)
+    async def work(tx: Tx) -> StoredResponse:
+        row = await resume.retry(tx, found.database, found.plans, who, run_id, new_id)
         return await _answer(tx, found, row, 201)
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.get("/{run_id}/events", response_model=Page[Event])
 async def events(
-    run_id: UUID, request: Request, found: Svc, who: Who, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    run_id: UUID, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     cursor: str | None = None, limit: Limit = 500,
 ) -> Response:  # fmt: skip
-    """The run's journal: a page of it, or with `Accept: text/event-stream` all of it as it happens."""
+    """Return the run's journal: one page, or with `Accept: text/event-stream` a live stream of entries."""
     who.require(Permission.READ)
     row = await runs.get(found.database, who, run_id)
     after = max(after, number_cursor(cursor))
@@ -251,7 +279,7 @@ async def events(
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if more else None})
 
 
-def _entries_after(found: Services, row: Row, after: int) -> streams.More:
+def _entries_after(found: AppContext, row: Row, after: int) -> streams.More:
     watch, over = streams.Watch(), False
 
     async def more(_news: asyncio.Event) -> list[bytes] | None:
@@ -269,32 +297,36 @@ def _entries_after(found: Services, row: Row, after: int) -> streams.More:
     return more
 
 
-async def _has_ended(found: Services, row: Row, after: int) -> bool:
-    """For a reader that was given everything before it came."""
+async def _has_ended(found: AppContext, row: Row, after: int) -> bool:
+    """Return whether the client already received the final event."""
     now = await found.database.row("get_run", row["tenant_id"], row["id"])
     return now is None or (now["completed_at"] is not None and after >= now["seq"])
 
 
 async def watched_until_settled(
-    found: Services, who: Principal, run_id: UUID, wait: float
+    found: AppContext, who: Principal, run_id: UUID, wait: float, *, until_ended: bool = False
 ) -> tuple[Row, Journal | None]:
+    """Return when the run has ended or waits for an approval; with `until_ended`, only when it has ended."""
     with found.follower.watching(run_id) as news:
         await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
-        news.set()  # it may have ended before anybody was told to tell
-        return await _until_settled(found, who, run_id, wait, news)
+        news.set()  # the run may have ended before it was marked as watched
+        return await _until_settled(found, who, run_id, wait, news, until_ended=until_ended)
 
 
 async def _until_settled(
-    found: Services, who: Principal, run_id: UUID, wait: float, news: asyncio.Event
+    found: AppContext, who: Principal, run_id: UUID, wait: float, news: asyncio.Event, *, until_ended: bool = False
 ) -> tuple[Row, Journal | None]:
     deadline = asyncio.get_running_loop().time() + wait
+    look_every = _HELD_POLL_SECONDS if until_ended else _POLL_SECONDS
     while True:
         left = deadline - asyncio.get_running_loop().time()
         if left > 0 and not found.follower.closing.is_set():
-            await either(news, min(left, found.follower.pause(_POLL_SECONDS, found.settings.poll_seconds)))
+            await wait_for_event(news, min(left, found.follower.pause(look_every, found.settings.poll_seconds)))
         news.clear()
         over = left <= 0 or found.follower.closing.is_set()
-        row, journal = await runs.get_to_show(found.database, found.plans, who, run_id, only_settled=not over)
+        row, journal = await runs.get_with_journal(
+            found.database, found.plans, who, run_id, only_settled=not over, until_ended=until_ended
+        )
         if journal is not None:
             return row, journal
 
@@ -303,13 +335,15 @@ def _is_settled(row: Row) -> bool:
     return RunState(row["status"]) in RUN.terminal or row["status"] == RunState.WAITING_APPROVAL
 
 
-async def _answer(tx: Tx, found: Services, row: Row, status: int = 200) -> Answer:
-    view: dict[str, Any] = run_view(row, await journal_to_show(tx, found.plans, row))
-    return Answer(status, dump(view), row["id"])
+async def _answer(tx: Tx, found: AppContext, row: Row, status: int = 200) -> StoredResponse:
+    view = run_view(row, await journal_to_show(tx, found.plans, row), found.policies.hidden)
+    return StoredResponse(status, dump(view), row["id"])
 
 
-def _run(row: Row, journal: Journal | None, status: int = 200, like: Mapping[str, str] | None = None) -> Response:
-    response = Json(run_view(row, journal), status)
+def _run(
+    found: AppContext, row: Row, journal: Journal | None, status: int = 200, like: Mapping[str, str] | None = None
+) -> Response:
+    response = Json(run_view(row, journal, found.policies.hidden), status)
     if like and "idempotency-replayed" in like:
         response.headers["Idempotency-Replayed"] = like["idempotency-replayed"]
     return response

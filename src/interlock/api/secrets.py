@@ -1,14 +1,14 @@
-"""/api/secrets: written, listed and deleted, but never read."""
+"""/api/secrets: secrets can be written, listed and deleted, but never read."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Svc, Who, change, decode_cursor, page
+from interlock.api.dependencies import Caller, Ctx, Json, decode_cursor, idempotent_write, page
 from interlock.api.views import dump, secret_view
 from interlock.engine import secrets
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.governance.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import Page, SetSecret, StoredSecret
@@ -19,14 +19,17 @@ Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,99}$")]
 
 
 @router.put("/{name}", response_model=StoredSecret)
-async def put(name: Name, body: SetSecret, request: Request, found: Svc, who: Who) -> Response:
-    """Set a secret for `${secrets.name}`. Tools get the new value within seconds; nobody is shown it."""
+async def put(name: Name, body: SetSecret, request: Request, found: Ctx, who: Caller) -> Response:
+    """Set a secret for `${secrets.name}`, and the tools that may use it. No response ever contains the value."""
     who.require(Permission.ADMINISTER)
 
-    async def work(tx: Tx) -> Answer:
-        return Answer(200, dump(secret_view(await secrets.put(tx, found.database, who, name, _value(body)))))
+    async def work(tx: Tx) -> StoredResponse:
+        row = await secrets.put(
+            tx, found.database, who, name, _value(body), tools=body.tools, workspaces=body.workspaces
+        )
+        return StoredResponse(200, dump(secret_view(row)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 def _value(body: SetSecret) -> str:
@@ -35,20 +38,20 @@ def _value(body: SetSecret) -> str:
 
 @router.get("", response_model=Page[StoredSecret])
 async def list_secrets(
-    found: Svc, who: Who, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    found: Ctx, who: Caller, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> Response:
-    """Names, versions and times. Those in the environment of the workers are not among them."""
+    """List the names, versions and times of secrets. Secrets in the environment of the workers are not included."""
     who.require(Permission.ADMINISTER)
     rows = await secrets.listed(found.database, who, decode_cursor(cursor), limit + 1)
     return Json(page(rows, limit, secret_view, key="name"))
 
 
 @router.delete("/{name}", response_model=StoredSecret)
-async def delete(name: Name, request: Request, found: Svc, who: Who) -> Response:
-    """Forget a secret. Steps that ask for it fail from then on."""
+async def delete(name: Name, request: Request, found: Ctx, who: Caller) -> Response:
+    """Delete a secret. Steps that refer to it fail from then on."""
     who.require(Permission.ADMINISTER)
 
-    async def work(tx: Tx) -> Answer:
-        return Answer(200, dump(secret_view(await secrets.delete(tx, who, name))))
+    async def work(tx: Tx) -> StoredResponse:
+        return StoredResponse(200, dump(secret_view(await secrets.delete(tx, who, name))))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)

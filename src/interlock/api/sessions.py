@@ -10,24 +10,25 @@ from fastapi.responses import Response
 
 from interlock.api import streams
 from interlock.api.approvals import decide_one
-from interlock.api.runs import stop_run
-from interlock.api.services import (
+from interlock.api.dependencies import (
     NOT_OUR_CURSOR,
+    AppContext,
+    Caller,
+    Ctx,
     Json,
     Limit,
-    Services,
-    Svc,
-    Who,
-    change,
     decode_cursor,
     encode_cursor,
+    idempotency_request,
+    idempotent_write,
     number_cursor,
     page,
     uuid_cursor,
 )
+from interlock.api.runs import stop_run
 from interlock.api.views import dump, message_view, session_event_view, session_view
 from interlock.engine import approvals, sessions
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.engine.principal import Principal
 from interlock.errors import Conflict, Invalid, NotFound
 from interlock.governance.roles import Permission
@@ -36,6 +37,7 @@ from interlock.journal import EntryType
 from interlock.store.pool import Row, Tx
 from interlock.wire import (
     Approval,
+    CancelRequest,
     Decide,
     Event,
     Message,
@@ -46,12 +48,11 @@ from interlock.wire import (
     Run,
     Sent,
     Session,
-    Stop,
 )
 
 router = APIRouter(prefix="/api")
 
-# In the stream of a session an event is named by the number of its run and its own within that.
+# The id of an event in a session's stream: the number of its run and the event's number within that run.
 _PLACE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 UntilIdle = Annotated[bool, Query(description="End the stream when nothing is under way and nothing waits.")]
 
@@ -60,39 +61,39 @@ UntilIdle = Annotated[bool, Query(description="End the stream when nothing is un
 
 
 @router.post("/sessions", status_code=201, response_model=Session, tags=["sessions"])
-async def create(request: Request, found: Svc, who: Who, body: NewSession | None = None) -> Response:
+async def create(request: Request, found: Ctx, who: Caller, body: NewSession | None = None) -> Response:
     """Open a session with an agent."""
     who.require(Permission.START)
     body = body or NewSession()
     agent, _, _ = await sessions.agent_named(found.plans, who, body.agent, found.settings.model)
     session_id = uuid7()
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         row = await sessions.create(tx, found.database, who, session_id, agent, auto_approve=body.auto_approve)
-        return Answer(201, dump(session_view(row)))
+        return StoredResponse(201, dump(session_view(row)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.get("/sessions", response_model=Page[Session], tags=["sessions"])
-async def list_sessions(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 50) -> Response:
-    """Newest first."""
+async def list_sessions(found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 50) -> Response:
+    """List sessions, newest first."""
     who.require(Permission.READ)
     rows = await found.database.fetch("list_sessions", who.tenant_id, uuid_cursor(cursor), limit + 1, who.workspace_id)
     return Json(page(rows, limit, session_view))
 
 
 @router.get("/sessions/{session_id}", response_model=Session, tags=["sessions"])
-async def show(session_id: UUID, found: Svc, who: Who) -> Response:
+async def show(session_id: UUID, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     return Json(session_view(await sessions.get(found.database, who, session_id)))
 
 
 @router.get("/sessions/{session_id}/messages", response_model=Page[Message], tags=["sessions"])
 async def list_messages(
-    session_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100
+    session_id: UUID, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100
 ) -> Response:
-    """What was said, oldest first, each with its answer."""
+    """List the messages of a session, oldest first, each with its answer."""
     who.require(Permission.READ)
     await sessions.get(found.database, who, session_id)
     rows = await found.database.fetch("said_in_session", session_id, number_cursor(cursor), limit + 1)
@@ -100,38 +101,43 @@ async def list_messages(
 
 
 @router.post("/sessions/{session_id}/interrupt", response_model=Run, tags=["sessions"])
-async def interrupt(session_id: UUID, request: Request, found: Svc, who: Who, body: Stop | None = None) -> Response:
-    """Interrupt the run that is under way."""
-    who.require(Permission.STOP)
+async def interrupt(
+    session_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+) -> Response:
+    """Interrupt the current run of the session. The key that opened the session may do so, including an agent's key."""
+    who.require(Permission.START)
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         session = await sessions.get(tx, who, session_id)
+        if session["created_by"] != who.actor:
+            who.require(Permission.STOP)
         if session["run_id"] is None:
             raise Conflict("nothing is under way in this session", code="SESSION_IDLE")
         return await stop_run(tx, found, who, session["run_id"], body, interrupt=True)
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/approve", response_model=Approval, tags=["sessions"])
 async def approve(
-    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Decide | None = None
+    session_id: UUID, approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Decide | None = None
 ) -> Response:
-    """As at /api/approvals, for an approval of this session and no other."""
+    """Approve an approval of this session only. Otherwise like approving at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
     return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
 
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/reject", response_model=Approval, tags=["sessions"])
 async def reject(
-    session_id: UUID, approval_id: UUID, request: Request, found: Svc, who: Who, body: Reject | None = None
+    session_id: UUID, approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Reject | None = None
 ) -> Response:
-    """As at /api/approvals, for an approval of this session and no other."""
+    """Reject an approval of this session only. Otherwise like rejecting at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
     return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
-async def _require_part(found: Services, who: Principal, session_id: UUID, approval_id: UUID) -> None:
+async def _require_part(found: AppContext, who: Principal, session_id: UUID, approval_id: UUID) -> None:
+    who.require(Permission.APPROVE)
     await sessions.get(found.database, who, session_id)
     if (await approvals.get(found.database, who, approval_id))["session_id"] != session_id:
         raise NotFound(f"no approval {approval_id} in session {session_id}", code="APPROVAL_NOT_FOUND")
@@ -141,8 +147,11 @@ async def _require_part(found: Services, who: Principal, session_id: UUID, appro
 
 
 @router.post("/messages", status_code=202, response_model=Sent, tags=["sessions"])
-async def send(body: NewMessage, request: Request, found: Svc, who: Who) -> Response:
-    """Say something to an agent. Its run begins at once; while another is under way: 409, or later with `queue`."""
+async def send(body: NewMessage, request: Request, found: Ctx, who: Caller) -> Response:
+    """Send a message to an agent and start its run.
+
+    While another run is active the answer is 409, or with `queue` the message waits.
+    """
     who.require(Permission.START)
     name, session_id = body.agent, body.session_id
     if session_id is not None:
@@ -153,19 +162,20 @@ async def send(body: NewMessage, request: Request, found: Svc, who: Who) -> Resp
         found.plans, who, None if name == sessions.BUILT_IN else name, found.settings.model
     )
     opened, message_id = session_id or uuid7(), uuid7()
+    asked = await idempotency_request(who, request)
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         if session_id is None:
             await sessions.create(tx, found.database, who, opened, agent, auto_approve=body.auto_approve or False)
         sent = await sessions.send(
             tx, found.database, who, opened, version, plan, message_id=message_id, content=body.content,
-            auto_approve=body.auto_approve, queue=body.queue,
+            auto_approve=body.auto_approve, queue=body.queue, idempotency_key=asked.key if asked else None,
         )  # fmt: skip
         run_id = sent.run["id"] if sent.run else None
         view = {"session_id": opened, "run_id": run_id, "message_id": message_id, "queued": run_id is None}
-        return Answer(202, dump(view), run_id)
+        return StoredResponse(202, dump(view), run_id)
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 # ---------------------------------------------------------------- events
@@ -173,12 +183,13 @@ async def send(body: NewMessage, request: Request, found: Svc, who: Who) -> Resp
 
 @router.get("/sessions/{session_id}/events", response_model=Page[Event], tags=["sessions"])
 async def events(
-    session_id: UUID, request: Request, found: Svc, who: Who, after: str | None = None, cursor: str | None = None,
+    session_id: UUID, request: Request, found: Ctx, who: Caller, after: str | None = None, cursor: str | None = None,
     limit: Limit = 500, until_idle: UntilIdle = False,
 ) -> Response:  # fmt: skip
-    """The events of all its runs, one run after the other: a page, or with `Accept: text/event-stream` as they happen.
+    """Return the events of the session's runs, in order: one page, or with `Accept: text/event-stream` a stream.
 
-    Each has its run's own number; in the stream their ids are `RUN.EVENT`, say `3.17`, to go on after.
+    `seq` is the number within the run. The id in the stream is `RUN.EVENT`, for example `3.17`; pass it to continue
+    after that event.
     """
     who.require(Permission.READ)
     await sessions.get(found.database, who, session_id)
@@ -212,8 +223,8 @@ def _place(text: str | None) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _entries_after(found: Services, session_id: UUID, place: tuple[int, int], *, until_idle: bool) -> streams.More:
-    """As of a run, and on to its next one."""
+def _entries_after(found: AppContext, session_id: UUID, place: tuple[int, int], *, until_idle: bool) -> streams.More:
+    """Return the entries after a place, across the runs of the session."""
     watch, idle = streams.Watch(), False
 
     async def more(news: asyncio.Event) -> list[bytes] | None:
@@ -234,7 +245,7 @@ def _entries_after(found: Services, session_id: UUID, place: tuple[int, int], *,
         if idle:
             return None
         if until_idle and not await found.database.value("session_is_busy", session_id):
-            idle = True  # it may have ended after we looked: what is there now is all there is
+            idle = True  # the session may have ended after the last read: read the remaining entries once more
             return await more(news)
         return []
 

@@ -1,55 +1,72 @@
-"""/api/hooks/slack: signed buttons and commands. /api/slack: who Slack's users are here, and which channel is told.
+"""/api/hooks/slack: signed buttons and commands. /api/slack: linked Slack users, teams and channels.
 
-A press or a command, also one that a trigger answers, is the same as a call with the key that the Slack user stands
-for: the same roles, the same authorisation, the same transaction. What is refused comes back as a message that only
-they see.
+A press or a command, also one that a trigger handles, is the same as a call with the key that the Slack user is linked
+to: the same roles, the same authorisation, the same transaction. A rejection is sent as a message that only that user
+sees.
 """
 
 import asyncio
+import re
 import shlex
-import time
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 from uuid import UUID
 
 import httpx2
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from slack_sdk.signature import Clock, SignatureVerifier
 from starlette.background import BackgroundTask
 
-from interlock.api.services import Json, Services, Svc, Who, change, problem_answer, services
+from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write, problem_answer, services
 from interlock.api.views import dump
-from interlock.definition.trigger import OWN_COMMAND, Event, Trigger, Unfit
-from interlock.engine import approvals, idempotency, outbox, runs, tenants, triggers
-from interlock.engine.idempotency import Answer
-from interlock.engine.mrkdwn import escape, moment
+from interlock.definition.trigger import OWN_COMMAND, IncomingEvent, TriggerDefinition, UnusableEvent
+from interlock.engine import approvals, idempotency, outbox, runs, slack_links, tenants, triggers
+from interlock.engine.answers import here_or_elsewhere
+from interlock.engine.idempotency import StoredResponse
 from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.errors import Forbidden, Invalid, NotFound, Problem, Unauthorized
+from interlock.engine.slack_markup import escape, moment
+from interlock.engine.trigger_events import ignored, input_of
+from interlock.errors import Forbidden, InterlockError, Invalid, NotFound, Unauthorized
 from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
 from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
-from interlock.wire import Initiator, NewSlackUser, Page, SlackChannel, SlackUser, TenantChannel
+from interlock.wire import (
+    VOTE_RECORDED,
+    Initiator,
+    Page,
+    SlackChannel,
+    SlackLinkCode,
+    SlackOffer,
+    SlackTeam,
+    SlackUser,
+    TenantChannel,
+)
 
 router = APIRouter(tags=["slack"])
 
-# Slack shows an error after three seconds, and the answer has to get there.
+TeamId = Annotated[str, Path(pattern=r"^[A-Za-z0-9]{1,40}$", description="The id of a Slack team, like T012345.")]
+
+# Slack shows an error after three seconds, including the time of the answer on the network.
 _ANSWER_SECONDS = 2.5
 _TOO_LATE = "That took too long; nothing may have happened yet. Please try again."
 _HELP = """\
 `/interlock approvals`: what waits for a decision
-`/interlock approve ID [reason]`, `/interlock reject ID [reason]`: decide
+`/interlock approve ID [DIGEST] [reason]`, `/interlock reject ID [DIGEST] [reason]`: decide; \
+with a digest, only if the action is still that one
 `/interlock run WORKFLOW key=value …`: start a run
+`/interlock link CODE`, `/interlock unlink`: act with your key from here, or stop that
 If you belong to several tenants, begin with `in TENANT`."""
 
 
 # ---------------------------------------------------------------- signed by Slack
 
 
-async def signed_form(request: Request, found: Annotated[Services, Depends(services)]) -> dict[str, str]:
-    """The form, if Slack signed exactly these bytes within the last five minutes."""
+async def signed_form(request: Request, found: Annotated[AppContext, Depends(services)]) -> dict[str, str]:
+    """Return the form if Slack signed exactly these bytes within the last five minutes."""
     secret = found.settings.slack_signing_secret
     if secret is None:
         raise NotFound("Slack is not set up here (INTERLOCK_SLACK_SIGNING_SECRET)", code="SLACK_NOT_CONFIGURED")
@@ -58,7 +75,7 @@ async def signed_form(request: Request, found: Annotated[Services, Depends(servi
     try:
         valid = verifier.is_valid(body, headers.get("x-slack-request-timestamp"), headers.get("x-slack-signature"))
         form = dict(parse_qsl(body.decode(), keep_blank_values=True))
-    except (ValueError, TypeError):  # a time that is no number, a signature that is no text
+    except (ValueError, TypeError):  # the time is not a number, or the signature is not text
         valid, form = False, {}
     if not valid:
         raise Unauthorized("this is not signed by Slack, or is older than five minutes", code="SIGNATURE_INVALID")
@@ -66,42 +83,41 @@ async def signed_form(request: Request, found: Annotated[Services, Depends(servi
 
 
 class _Clock(Clock):
-    def __init__(self, found: Services) -> None:
+    def __init__(self, found: AppContext) -> None:
         self._found = found
 
     def now(self) -> float:
-        moved = self._found.database.clock()
-        return moved.timestamp() if moved is not None else time.time()
+        return self._found.database.now().timestamp()
 
 
 Form = Annotated[dict[str, str], Depends(signed_form)]
 
 
 @router.post("/api/hooks/slack/actions", include_in_schema=False)
-async def on_action(found: Svc, form: Form) -> Response:
+async def on_action(found: Ctx, form: Form) -> Response:
     payload = _payload(form)
     actions = payload.get("actions") or [{}]
     if payload.get("type") != "block_actions" or actions[0].get("action_id") not in _DECISIONS:
-        return Response()  # another form of ours or of nobody's; Slack wants to hear that it arrived
+        return Response()  # not one of our forms; Slack only needs an acknowledgement
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             said = await _press(found, payload, actions[0])
     except TimeoutError:
         said = _TOO_LATE
-    except Problem as problem:
+    except InterlockError as problem:
         said = _refusal(problem)
     return _answer(found, said, payload.get("response_url"))
 
 
 @router.post("/api/hooks/slack/commands", include_in_schema=False)
-async def on_command(found: Svc, form: Form) -> Response:
-    """`/interlock …`. 200 and nothing else: Slack shows everything else as a failure of the command."""
+async def on_command(found: Ctx, form: Form) -> Response:
+    """Handle `/interlock …`. Always answers 200: Slack shows any other status as a failure of the command."""
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             said = await _command(found, form)
     except TimeoutError:
         said = {"text": _TOO_LATE}
-    except Problem as problem:
+    except InterlockError as problem:
         said = {"text": _refusal(problem)}
     return Json({"response_type": "ephemeral", **said})
 
@@ -116,18 +132,18 @@ def _payload(form: dict[str, str]) -> dict[str, Any]:
     return payload
 
 
-def _answer(found: Services, said: str | None, response_url: object) -> Response:
+def _answer(found: AppContext, said: str | None, response_url: object) -> Response:
     if said is None:
         return Response()
     message = {"response_type": "ephemeral", "replace_original": False, "text": said}
-    # A press is answered at its own address; what the request itself answers is not shown.
+    # The reply to a press goes to its `response_url`; Slack does not show the body of this response.
     telling = None
     if isinstance(response_url, str) and _is_slacks(found, response_url):
         telling = BackgroundTask(_tell, response_url, message)
     return Response(dump(message), media_type="application/json", background=telling)
 
 
-def _is_slacks(found: Services, url: str) -> bool:
+def _is_slacks(found: AppContext, url: str) -> bool:
     parts, base = urlsplit(url), urlsplit(found.settings.slack_base_url)
     return (parts.scheme, parts.netloc) in (("https", "hooks.slack.com"), (base.scheme, base.netloc))
 
@@ -136,27 +152,28 @@ async def _tell(url: str, message: dict[str, Any]) -> None:
     try:
         async with httpx2.AsyncClient(timeout=5) as client:
             await client.post(url, json=message)
-    except httpx2.HTTPError as error:  # they will see that nothing changed, and press again
+    except httpx2.HTTPError as error:  # the card stays unchanged, and the person presses again
         log.warning("slack_reply_lost", error=f"{type(error).__name__}: {error}")
 
 
-# ---------------------------------------------------------------- who
+# ---------------------------------------------------------------- users
 
 
-async def _people(found: Services, team_id: str, user_id: str) -> list[Principal]:
+async def _people(found: AppContext, team_id: str, user_id: str) -> list[Principal]:
     rows = await found.database.fetch("keys_of_slack_user", team_id, user_id)
     return [tenants.principal_of(row) for row in rows]
 
 
-def _unknown(team_id: str, user_id: str) -> str:
-    return (
-        "Interlock does not know you yet. An admin can say whose key you act with: "
-        f"`interlock slack link {escape(team_id, 50)} {escape(user_id, 50)} KEY`."
-    )
+_UNKNOWN = (
+    "Interlock does not know you yet. Run `interlock slack link` with your own key, and send the code from here: "
+    "`/interlock link CODE`."
+)
 
 
-def _refusal(problem: Problem) -> str:
-    return f"{escape(problem.detail, 2000)} ({problem.code})"
+def _refusal(problem: InterlockError) -> str:
+    digest = problem.fields.get("digest")
+    now = f" The digest of the action is now `{escape(str(digest), 100)}`." if digest else ""
+    return f"{escape(problem.detail, 2000)}{now} ({problem.code})"
 
 
 # ---------------------------------------------------------------- buttons
@@ -164,29 +181,44 @@ def _refusal(problem: Problem) -> str:
 _DECISIONS = {"interlock_approve": True, "interlock_reject": False}
 
 
-async def _press(found: Services, payload: dict[str, Any], action: dict[str, Any]) -> str | None:
-    """What the one who pressed has to be told, if the card will not show it."""
+async def _press(found: AppContext, payload: dict[str, Any], action: dict[str, Any]) -> str | None:
+    """Handle a press and return the message for the person who pressed, or None if the card shows the result."""
     user = payload.get("user") or {}
     team_id = (payload.get("team") or {}).get("id") or user.get("team_id") or ""
     user_id = user.get("id") or ""
     approval_id, _, digest = str(action.get("value") or "").partition(":")
+    people = await _people(found, team_id, user_id)
+    if not people:
+        return _UNKNOWN
     approval = await found.database.row("approval_by_id", _uuid(approval_id))
-    if approval is None:
-        return "This approval is not known here."
-    who = next((p for p in await _people(found, team_id, user_id) if p.tenant_id == approval["tenant_id"]), None)
-    if who is None:
-        return _unknown(team_id, user_id)
+    who = next((p for p in people if approval is not None and p.tenant_id == approval["tenant_id"]), None)
+    if approval is None or who is None or not await _reaches(found, who, approval):
+        return "This approval is not known here."  # the same answer for an approval of another tenant or workspace
     await _remember_card(found, approval, payload.get("container") or {})
     try:
         return await _decide(found, who, approval["id"], approves=_DECISIONS[action["action_id"]], digest=digest)
-    except Problem as problem:
-        # They looked at something that is no longer so: it may be a card that was lost when a sender died.
+    except InterlockError as problem:
+        # The card was out of date, perhaps because its update was lost when a sender crashed.
         await found.database.fetch("refresh_cards", found.database.clock(), approval["tenant_id"], approval["id"])
         return _refusal(problem)
 
 
+async def _reaches(found: AppContext, who: Principal, approval: Row) -> bool:
+    try:
+        await approvals.get(found.database, who, approval["id"])
+    except NotFound:
+        return False
+    return True
+
+
 async def _decide(
-    found: Services, who: Principal, approval_id: UUID, *, approves: bool, digest: str | None, reason: str | None = None
+    found: AppContext,
+    who: Principal,
+    approval_id: UUID,
+    *,
+    approves: bool,
+    digest: str | None,
+    reason: str | None = None,
 ) -> str | None:
     who.require(Permission.APPROVE)
 
@@ -196,17 +228,17 @@ async def _decide(
         )
         votes = await approvals.votes_on(tx, [row])
         if row["status"] == ApprovalState.REQUESTED:
-            return "Your vote counts. One more person has to approve."
+            return VOTE_RECORDED
         if all(vote["voter"] != who.actor for vote in votes):
             await tx.fetch("refresh_cards", found.database.clock(), who.tenant_id, approval_id)
             return f"It was {row['status']} already."
         return None
 
-    return await found.database.command(work)
+    return await found.database.run_in_transaction(work)
 
 
-async def _remember_card(found: Services, approval: Row, container: dict[str, Any]) -> None:
-    """So that it is rewritten too, also if we do not know that we posted it."""
+async def _remember_card(found: AppContext, approval: Row, container: dict[str, Any]) -> None:
+    """Register the card so that it is rewritten too, even if Interlock has no record of posting it."""
     channel, ts = container.get("channel_id"), container.get("message_ts")
     if channel and ts and not container.get("is_ephemeral"):
         await found.database.fetch("add_card", approval["id"], approval["tenant_id"], str(channel), str(ts))
@@ -215,7 +247,7 @@ async def _remember_card(found: Services, approval: Row, container: dict[str, An
 # ---------------------------------------------------------------- commands
 
 
-async def _command(found: Services, form: dict[str, str]) -> dict[str, Any]:
+async def _command(found: AppContext, form: dict[str, str]) -> dict[str, Any]:
     words = _words(form.get("text", ""))
     if trigger := await _triggered(found, form):
         return await _pull(found, form, words, *trigger)
@@ -223,23 +255,51 @@ async def _command(found: Services, form: dict[str, str]) -> dict[str, Any]:
     verb, *rest = (words[2:] if tenant is not None else words) or ["help"]
     if verb == "help":
         return {"text": _HELP}
+    if verb == "link":
+        return {"text": await _link(found, form, rest)}
     who = await _speaker(found, form, tenant)
     match verb, rest:
         case "approvals", []:
             return {"text": await _list_approvals(found, who)}
-        case (("approve" | "reject"), [approval_id, *reason]):
+        case (("approve" | "reject"), [approval_id, *said]):
+            digest, reason = _parted(said)
             told = await _decide(
-                found, who, _uuid(approval_id), approves=verb == "approve", digest=None, reason=" ".join(reason) or None
+                found, who, _uuid(approval_id), approves=verb == "approve", digest=digest, reason=reason
             )
             return {"text": told or {"approve": "Approved.", "reject": "Rejected."}[verb]}
+        case "unlink", []:
+            await found.database.run_in_transaction(
+                lambda tx: slack_links.unlink(tx, who, form["team_id"], form["user_id"])
+            )
+            return {"text": f"You do not act as {escape(who.name, 100)} any more."}
         case "run", [workflow, *pairs]:
             return await _run(found, who, form, workflow, pairs)
         case _:
             return {"text": f"That is not a command here.\n{_HELP}"}
 
 
+async def _link(found: AppContext, form: dict[str, str], words: list[str]) -> str:
+    team_id, user_id = form.get("team_id", ""), form.get("user_id", "")
+    if not (team_id and user_id and words):
+        raise Invalid("send the code that `interlock slack link` prints: `/interlock link CODE`")
+    code = "".join(words)
+    who = await found.database.run_in_transaction(
+        lambda tx: slack_links.link(tx, found.database, code, team_id, user_id)
+    )
+    return f"From here you act as *{escape(who.name, 100)}* ({who.role}) in tenant {escape(who.tenant, 100)}."
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _parted(said: list[str]) -> tuple[str | None, str | None]:
+    """Split the words into the digest, if the first word is one, and the reason."""
+    digest = said[0] if said and _DIGEST.fullmatch(said[0]) else None
+    return digest, " ".join(said[1:] if digest else said) or None
+
+
 def _words(text: str) -> list[str]:
-    """As a shell would read it; phones turn quotes into curly ones."""
+    """Split the text as a shell would. Phones turn quotes into curly quotes, which count as quotes here."""
     for curly, straight in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'")):
         text = text.replace(curly, straight)
     try:
@@ -248,20 +308,20 @@ def _words(text: str) -> list[str]:
         raise Invalid(f"this cannot be read: {error}") from None
 
 
-async def _speaker(found: Services, form: dict[str, str], tenant: str | None) -> Principal:
+async def _speaker(found: AppContext, form: dict[str, str], tenant: str | None) -> Principal:
     team_id, user_id = form.get("team_id", ""), form.get("user_id", "")
     people = [p for p in await _people(found, team_id, user_id) if tenant is None or p.tenant == tenant]
     if not people:
-        raise Forbidden(_unknown(team_id, user_id), code="SLACK_USER_UNKNOWN")
+        raise Forbidden(_UNKNOWN, code="SLACK_USER_UNKNOWN")
     if len(people) > 1:
         names = ", ".join(person.tenant for person in people)
         raise Invalid(f"you belong to several tenants ({names}); say which: /interlock in {people[0].tenant} …")
     return people[0]
 
 
-async def _list_approvals(found: Services, who: Principal) -> str:
+async def _list_approvals(found: AppContext, who: Principal) -> str:
     who.require(Permission.READ)
-    rows = await approvals.listed(found.database, who, status=ApprovalState.REQUESTED, limit=21)
+    rows = await approvals.list_approvals(found.database, who, status=ApprovalState.REQUESTED, limit=21)
     lines = [
         f"• *{escape(row['summary'], 150)}* ({row['tier']}{', two people' if row['two_person'] else ''}), "
         f"expires {moment(row['expires_at'])}: `{row['id']}`"
@@ -273,15 +333,15 @@ async def _list_approvals(found: Services, who: Principal) -> str:
 
 
 async def _run(
-    found: Services, who: Principal, form: dict[str, str], workflow: str, pairs: list[str]
+    found: AppContext, who: Principal, form: dict[str, str], workflow: str, pairs: list[str]
 ) -> dict[str, Any]:
     return await _start(found, who, form, workflow, dict(_pair(pair) for pair in pairs))
 
 
 async def _start(
-    found: Services, who: Principal, form: dict[str, str], workflow: str, given: dict[str, Any], **about: str
+    found: AppContext, who: Principal, form: dict[str, str], workflow: str, given: dict[str, Any], **about: str
 ) -> dict[str, Any]:
-    """Once for each time that somebody pressed return, however often Slack sends it."""
+    """Start a run once for each command that the user sent, however often Slack delivers it."""
     who.require(Permission.START)
     if not form.get("trigger_id"):
         raise Invalid("`trigger_id` is missing: without it a repetition cannot be told from a second command")
@@ -296,9 +356,11 @@ async def _start(
     )  # fmt: skip
     new = await runs.prepare(found.plans, who, workflow, input=given, trigger=context)
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         await runs.start(tx, found.database, who, new)
-        return Answer(200, dump({"text": f"Started *{escape(workflow)}*: run `{new.id}`", "run_id": new.id}), new.id)
+        return StoredResponse(
+            200, dump({"text": f"Started *{escape(workflow)}*: run `{new.id}`", "run_id": new.id}), new.id
+        )
 
     digest = idempotency.Request.hash_of(form.get("user_id", ""), command, form.get("text", ""))
     asked = idempotency.Request(who.tenant_id, key, "slack", digest)
@@ -307,8 +369,8 @@ async def _start(
     return said if answer.status == 200 else {"text": escape(str(said.get("detail")))}
 
 
-async def _triggered(found: Services, form: dict[str, str]) -> tuple[Principal, Trigger] | None:
-    """A command of somebody's own, in the one tenant of the speaker's that has it."""
+async def _triggered(found: AppContext, form: dict[str, str]) -> tuple[Principal, TriggerDefinition] | None:
+    """Return the trigger for a custom command, from the only one of the speaker's tenants that defines it."""
     command = form.get("command", "")
     if command in ("", OWN_COMMAND):
         return None
@@ -321,22 +383,22 @@ async def _triggered(found: Services, form: dict[str, str]) -> tuple[Principal, 
 
 
 async def _pull(
-    found: Services, form: dict[str, str], words: list[str], who: Principal, trigger: Trigger
+    found: AppContext, form: dict[str, str], words: list[str], who: Principal, trigger: TriggerDefinition
 ) -> dict[str, Any]:
     shown = ("text", "command", "user_id", "user_name", "channel_id", "channel_name", "team_id", "team_domain")
     payload: dict[str, Any] = {name: form.get(name, "") for name in shown} | {"words": words}
-    event = Event("slack", form["command"], payload, id=form.get("trigger_id"))
+    event = IncomingEvent("slack", form["command"], payload, id=form.get("trigger_id"))
     try:
-        if (reason := trigger.ignores(event)) is not None:
+        if (reason := await here_or_elsewhere(who.tenant_id, ignored, trigger, event)) is not None:
             return {"text": f"Nothing to do: {escape(reason, 500)}"}
-        given = trigger.input_for(event)
-    except Unfit as error:
+        given = await here_or_elsewhere(who.tenant_id, input_of, trigger, event)
+    except UnusableEvent as error:
         raise Invalid(str(error), code="TRIGGER_UNFIT") from None
     return await _start(found, who, form, trigger.workflow, given, trigger=trigger.name)
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    """`amount=50` is a number, `name=Ada` a text, `name="50"` in quotes of its own (name='"50"') a text too."""
+    """Parse `amount=50` as a number and `name=Ada` as text. With quoted quotes, name='"50"' is text too."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise Invalid(f"`{text}` is not key=value")
@@ -356,37 +418,31 @@ def _uuid(text: str) -> UUID:
 # ---------------------------------------------------------------- who Slack's users are
 
 
-@router.post("/api/slack/users", status_code=201, response_model=SlackUser)
-async def map_user(body: NewSlackUser, request: Request, found: Svc, who: Who) -> Response:
-    """Say with whose key a Slack user acts. Saying it again replaces it."""
-    who.require(Permission.ADMINISTER)
+@router.post("/api/slack/link-codes", status_code=201, response_model=SlackLinkCode)
+async def make_link_code(found: Ctx, who: Caller) -> Response:
+    """Create a code for the caller's key.
 
-    async def work(tx: Tx) -> Answer:
-        await outbox.map_slack_user(
-            tx, found.database, who, team_id=body.team_id, user_id=body.user_id, key_id=body.key_id
-        )
-        rows = await tx.fetch("list_slack_users", who.tenant_id, who.workspace_id)
-        row = next(r for r in rows if (r["team_id"], r["user_id"]) == (body.team_id, body.user_id))
-        return Answer(201, dump(user_view(row)))
-
-    return await change(found, who, request, work)
+    After a Slack user sends `/interlock link CODE`, that user acts with the key.
+    """
+    code, expires_at = await found.database.run_in_transaction(lambda tx: slack_links.new_code(tx, found.database, who))
+    return Json({"code": code, "expires_at": expires_at}, 201)
 
 
 @router.get("/api/slack/users", response_model=Page[SlackUser])
-async def list_users(found: Svc, who: Who) -> Response:
+async def list_users(found: Ctx, who: Caller) -> Response:
     who.require(Permission.ADMINISTER)
     rows = await found.database.fetch("list_slack_users", who.tenant_id, who.workspace_id)
     return Json({"items": [user_view(row) for row in rows], "next_cursor": None})
 
 
 @router.delete("/api/slack/users/{team_id}/{user_id}", response_model=SlackUser)
-async def unmap_user(team_id: str, user_id: str, request: Request, found: Svc, who: Who) -> Response:
+async def unmap_user(team_id: str, user_id: str, request: Request, found: Ctx, who: Caller) -> Response:
     who.require(Permission.ADMINISTER)
 
-    async def work(tx: Tx) -> Answer:
-        return Answer(200, dump(user_view(await outbox.unmap_slack_user(tx, who, team_id, user_id))))
+    async def work(tx: Tx) -> StoredResponse:
+        return StoredResponse(200, dump(user_view(await slack_links.unlink(tx, who, team_id, user_id))))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 def user_view(row: Row) -> dict[str, Any]:
@@ -394,32 +450,81 @@ def user_view(row: Row) -> dict[str, Any]:
     return {column: row[column] for column in columns}
 
 
-# ---------------------------------------------------------------- which channel is told
+# ---------------------------------------------------------------- which tenants a Slack team belongs to
+
+
+@router.get("/api/slack/teams", response_model=Page[SlackTeam])
+async def list_teams(found: Ctx, who: Caller) -> Response:
+    """List the Slack teams that the tenant shares with other tenants, and those that were offered to it."""
+    who.require(Permission.ADMINISTER)
+    who.require_whole_tenant("Slack teams are")
+    rows = await found.database.fetch("slack_teams", who.tenant_id)
+    return Json({"items": [dict(row) for row in rows], "next_cursor": None})
+
+
+@router.post("/api/slack/teams/{team_id}/offers", response_model=SlackTeam)
+async def offer_team(team_id: TeamId, body: SlackOffer, request: Request, found: Ctx, who: Caller) -> Response:
+    """Offer a Slack team of this tenant to another tenant. Nothing changes until an admin of that tenant accepts."""
+    who.require(Permission.ADMINISTER)
+    return await _change_team(
+        found, who, request, team_id, lambda tx: slack_links.offer(tx, found.database, who, team_id, body.tenant)
+    )
+
+
+@router.post("/api/slack/teams/{team_id}/accept", response_model=SlackTeam)
+async def accept_team(team_id: TeamId, request: Request, found: Ctx, who: Caller) -> Response:
+    """Accept a Slack team that another tenant offered. Users of both tenants may then act from it."""
+    who.require(Permission.ADMINISTER)
+    return await _change_team(
+        found, who, request, team_id, lambda tx: slack_links.accept(tx, found.database, who, team_id)
+    )
+
+
+@router.delete("/api/slack/teams/{team_id}", response_model=SlackTeam)
+async def leave_team(team_id: TeamId, request: Request, found: Ctx, who: Caller) -> Response:
+    """Leave a shared Slack team, or decline an offer. The tenant's users can no longer act from that team."""
+    who.require(Permission.ADMINISTER)
+    return await _change_team(found, who, request, team_id, lambda tx: slack_links.leave(tx, who, team_id))
+
+
+async def _change_team(
+    found: AppContext, who: Principal, request: Request, team_id: str, work: Callable[[Tx], Awaitable[None]]
+) -> Response:
+    async def answer(tx: Tx) -> StoredResponse:
+        await work(tx)
+        rows = await tx.fetch("slack_teams", who.tenant_id)
+        mine = next((dict(row) for row in rows if row["team_id"] == team_id), None)
+        return StoredResponse(200, dump(mine or {"team_id": team_id, "is_member": False, "tenants": []}))
+
+    return await idempotent_write(found, who, request, answer)
+
+
+# ---------------------------------------------------------------- the channel for approvals
 
 
 @router.put("/api/slack/channel", response_model=TenantChannel)
-async def use_channel(body: SlackChannel, request: Request, found: Svc, who: Who) -> Response:
-    """Post a tenant's approvals to this channel. One bot serves all tenants: only its operator says where it speaks."""
+async def use_channel(body: SlackChannel, request: Request, found: Ctx, who: Caller) -> Response:
+    """Set the Slack channel for a tenant's approvals. One bot serves all tenants, so only the operator may set it."""
     return await _use_channel(found, who, request, body.tenant, body.channel)
 
 
 @router.delete("/api/slack/channel", response_model=TenantChannel)
-async def use_no_channel(request: Request, found: Svc, who: Who, tenant: str | None = None) -> Response:
+async def use_no_channel(request: Request, found: Ctx, who: Caller, tenant: str | None = None) -> Response:
     return await _use_channel(found, who, request, tenant, None)
 
 
 async def _use_channel(
-    found: Services, who: Principal, request: Request, tenant: str | None, channel: str | None
+    found: AppContext, who: Principal, request: Request, tenant: str | None, channel: str | None
 ) -> Response:
     who.require(Permission.ADMINISTER)
     if not who.is_operator:
         raise Forbidden(f"Slack's channels are chosen by admins of tenant {DEFAULT_TENANT}")
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         row = await tx.row("tenant_named", tenant or DEFAULT_TENANT)
         if row is None:
             raise NotFound(f"no tenant {tenant}")
         await outbox.use_slack_channel(tx, found.database, row["id"], channel, who.actor)
-        return Answer(200, dump({"tenant": row["name"], "channel": channel}))
+        return StoredResponse(200, dump({"tenant": row["name"], "channel": channel}))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)

@@ -6,72 +6,65 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import YAML, Json, Limit, Svc, Who, change, decode_cursor, page
+from interlock.api.dependencies import YAML, Caller, Ctx, Json, Limit, decode_cursor, idempotent_write, page
 from interlock.api.views import dump, trigger_definition_view
-from interlock.definition.trigger import Event, TriggerKind, load, parse
+from interlock.compute import pool
+from interlock.definition.trigger import parse
 from interlock.engine import triggers
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.governance.roles import Permission
 from interlock.store.pool import Row, Tx
-from interlock.wire import Page, StoredTrigger, TestTrigger, Tried
+from interlock.wire import Page, StoredTrigger, TestTrigger, TriggerPreview
 
 router = APIRouter(prefix="/api/triggers", tags=["triggers"])
 
 
 @router.post("", status_code=201, response_model=StoredTrigger, openapi_extra=YAML)
-async def apply(request: Request, found: Svc, who: Who) -> Response:
-    """Apply a trigger, as YAML or JSON. One of the same name is replaced. It acts with the key that applies it."""
+async def apply(request: Request, found: Ctx, who: Caller) -> Response:
+    """Create or replace a trigger by name, as YAML or JSON. It acts with the key that applies it."""
     who.require(Permission.DEFINE)
-    trigger = parse(await request.body(), file=request.headers.get("x-file-name", "trigger"))
+    file = request.headers.get("x-file-name", "trigger")
+    trigger = await pool.run(who.tenant_id, parse, await request.body(), file)
     await triggers.check(found.database, found.plans, who, trigger)
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         row = await triggers.apply(tx, found.database, who, trigger)
-        return Answer(201, dump(_view(row, who.tenant)))
+        return StoredResponse(201, dump(_view(row, who.tenant)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
 @router.get("", response_model=Page[StoredTrigger])
-async def list_triggers(found: Svc, who: Who, cursor: str | None = None, limit: Limit = 100) -> Response:
+async def list_triggers(found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100) -> Response:
     who.require(Permission.READ)
     rows = await triggers.listed(found.database, who, decode_cursor(cursor), limit + 1)
     return Json(page(rows, limit, lambda row: _view(row, who.tenant), key="name"))
 
 
 @router.get("/{name}", response_model=StoredTrigger)
-async def show(name: str, found: Svc, who: Who) -> Response:
+async def show(name: str, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     row = await triggers.named(found.database, who, name)
     return Json(_view(row, who.tenant) | {"source": orjson.loads(row["source"])})
 
 
 @router.delete("/{name}", response_model=StoredTrigger)
-async def delete(name: str, request: Request, found: Svc, who: Who) -> Response:
-    """Deliveries are answered with 404 from then on. Runs that were started go on."""
+async def delete(name: str, request: Request, found: Ctx, who: Caller) -> Response:
+    """Delete a trigger. Its deliveries are then answered with 404. Runs that were started continue."""
     who.require(Permission.DEFINE)
 
-    async def work(tx: Tx) -> Answer:
-        return Answer(200, dump(_view(await triggers.delete(tx, who, name), who.tenant)))
+    async def work(tx: Tx) -> StoredResponse:
+        return StoredResponse(200, dump(_view(await triggers.delete(tx, who, name), who.tenant)))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
-@router.post("/{name}/test", response_model=Tried)
-async def test(name: str, body: TestTrigger, found: Svc, who: Who) -> Response:
-    """What an event would start, and with which input. Nothing is started."""
+@router.post("/{name}/test", response_model=TriggerPreview)
+async def test(name: str, body: TestTrigger, found: Ctx, who: Caller) -> Response:
+    """Return what a delivery of this payload would start, and with which input. Starts nothing."""
     who.require(Permission.READ)
-    row = await triggers.named(found.database, who, name)
-    trigger = load(orjson.loads(row["source"]))
-    return Json(triggers.try_out(trigger, _event(trigger.kind, body)))
-
-
-def _event(kind: TriggerKind, body: TestTrigger) -> Event:
-    headers = {name.lower(): value for name, value in body.headers.items()}
-    type_, _, action = (body.event or kind).partition(".")
-    if not action and isinstance(body.payload, dict) and isinstance(body.payload.get("action"), str):
-        action = body.payload["action"]
-    return Event(kind, type_, body.payload, headers, action or None, "test")
+    sample = triggers.Sample(body.payload, body.headers, body.event)
+    return Json(await triggers.try_out(found.database, found.plans, who, name, sample))
 
 
 def _view(row: Row, tenant: str) -> dict[str, Any]:

@@ -1,23 +1,26 @@
 """Views: rows and folds as the wire shows them."""
 
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import orjson
 
-from interlock.api.context import context_of
-from interlock.engine.approvals import barred
+from interlock.api.event_context import context_of
+from interlock.definition.mapping_reader import NOTHING
+from interlock.engine.approvals import approvers_needed, edits_of, why_cannot_vote
 from interlock.engine.jobs import Standing
 from interlock.engine.principal import DEFAULT_TENANT, Principal, name_of
 from interlock.engine.runs import NewRun
-from interlock.flows import Flow
+from interlock.flows import RegisteredFlow
+from interlock.governance.redact import MARK
 from interlock.ids import within
-from interlock.journal import Entry, EntryType, Journal, StepFold
+from interlock.journal import Entry, EntryType, Journal, StepSnapshot
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState
 from interlock.store.pool import Row
-from interlock.tools import Tool, default_key
-from interlock.wire import Initiator
+from interlock.tools import RegisteredTool, default_key
+from interlock.wire import SCHEMA_VERSION, Initiator
 
 _RUN_COLUMNS = (
     "id", "tenant_id", "workspace_id", "workflow", "workflow_version", "status", "reason", "session_id", "job_id",
@@ -25,22 +28,55 @@ _RUN_COLUMNS = (
 )  # fmt: skip
 
 
-def run_view(row: Row, journal: Journal | None = None) -> dict[str, Any]:
+# Returns the names of a tool's secret parameters.
+Hidden = Callable[[str], Collection[str]]
+
+
+def run_view(row: Row, journal: Journal | None = None, hidden: Hidden | None = None) -> dict[str, Any]:
+    """Return a run from its row, with its steps if the journal is given.
+
+    `hidden` returns the secret parameters of a tool.
+    """
     view = {column: row[column] for column in _RUN_COLUMNS}
     view |= {column: _json(row[column]) for column in ("input", "result", "error")}
-    view["trigger"] = trigger_view(_json(row["trigger"]), row["requested_by"])
+    view |= _origin(trigger_view(_json(row["trigger"]), row["requested_by"]))
+    view["updated_at"] = _updated_at(row, journal)
+    view["current_step"] = None
     view["cost_usd"] = float(row["cost_usd"])
-    # Only where somebody looked: the heartbeat is the worker's, and not a column of the run.
+    # Null unless the caller read the worker's heartbeat, which is not a column of the run.
     view["last_heartbeat_at"] = row.get("last_heartbeat_at")
     view["waiting_for"] = f"a worker with flow {row['awaits_flow']}" if row["awaits_flow"] else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
-        view["steps"] = step_views(journal)
+        view["current_step"] = _current_step(journal)
+        view["steps"] = step_views(journal, hidden)
         view["compensation"] = [
-            _step_view(journal, fold) | {"undoes": fold.step.undoes} for fold in journal.compensation
+            _step_view(journal, fold, hidden) | {"undoes": fold.step.undoes} for fold in journal.compensation
         ]
         view["state_history"] = [_move_view(move) for move in journal.moves]
     return view
+
+
+def _origin(trigger: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that say how a run came to be, including those that lists can filter by."""
+    about = trigger["metadata"]
+    return {
+        "schema_version": SCHEMA_VERSION, "trigger": trigger, "idempotency_key": trigger.get("idempotency_key"),
+        "repository": about.get("repository"), "pull_request": about.get("pull_request"),
+    }  # fmt: skip
+
+
+def _updated_at(row: Row, journal: Journal | None) -> Any:
+    """Return the time of the last entry. A column for it in the run's row would have to be updated by every write."""
+    told = journal.updated_at if journal is not None else row.get("updated_at")
+    return told or row["completed_at"] or row["started_at"] or row["created_at"]
+
+
+def _current_step(journal: Journal) -> str | None:
+    if journal.status in RUN.terminal:
+        return None
+    undoing = (fold for fold in journal.compensation if fold.status not in STEP.terminal)
+    return next((fold.step.key for fold in (*journal.open_steps(), *undoing)), None)
 
 
 def _move_view(move: Entry) -> dict[str, Any]:
@@ -53,41 +89,57 @@ def _move_view(move: Entry) -> dict[str, Any]:
 
 
 def accepted_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
-    """A run that was just accepted, without asking the database for what we have in hand."""
+    """Return the view of a run that was just accepted, without reading it back from the database."""
     view: dict[str, Any] = dict.fromkeys(_RUN_COLUMNS)
     return view | {
         "id": new.id, "tenant_id": who.tenant_id, "workspace_id": who.workspace_id, "workflow": new.workflow,
         "workflow_version": new.version, "status": RUN.initial, "resume_count": 0, "created_at": created_at,
-        "input": new.input, "result": None, "error": None, "trigger": trigger_view(new.trigger, who.actor),
+        "input": new.input, "result": None, "error": None, "updated_at": created_at, "current_step": None,
         "cost_usd": 0.0, "last_heartbeat_at": None, "waiting_for": None,
+        **_origin(trigger_view(new.trigger, who.actor)),
     }  # fmt: skip
 
 
 def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]:
-    """The same with its steps."""
+    """Return the view of a run that was just accepted, with its steps."""
     journal = Journal(new.id, new.plan, input=None, trigger=None, run={})
-    about = {"steps": step_views(journal), "compensation": [], "state_history": []}
+    about = {
+        "current_step": _current_step(journal), "steps": step_views(journal), "compensation": [], "state_history": [],
+    }  # fmt: skip
     return accepted_view(new, who, created_at) | about
 
 
-def new_run_answer(new: NewRun, who: Principal) -> tuple[str, str]:
-    """The same in two parts, for a statement that writes the time of creation between them."""
-    mark = f"created at {new.id}"
-    before, _, after = dump(new_run_view(new, who, mark)).decode().partition(mark)
-    return before, after
+def new_run_answer(new: NewRun, who: Principal) -> str:
+    """Return the same as text, with a placeholder where the statement that starts the run writes the creation time."""
+    return dump(new_run_view(new, who, f"created at {new.id}")).decode()
 
 
 def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
-    """How a run came to be. One that somebody asked for has their name by itself."""
+    """Return what started a run. A run that a caller started without naming a trigger has the caller's name."""
     somebody = {"initiator": Initiator.USER, "user": name_of(requested_by)}
     return somebody | {"metadata": {}, "external_event": None} | trigger
 
 
-def step_views(journal: Journal) -> list[dict[str, Any]]:
-    return [_step_view(journal, fold) for fold in journal.steps.values()]
+def step_views(journal: Journal, hidden: Hidden | None = None) -> list[dict[str, Any]]:
+    return [_step_view(journal, fold, hidden) for fold in journal.steps.values()]
 
 
-def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
+def _step_input(journal: Journal, fold: StepSnapshot, hidden: Hidden | None) -> Any:
+    """Return the input of a step, computed again from the journal so that nothing is stored twice."""
+    has_begun = fold.attempt > 0 or fold.approval_id is not None
+    if not has_begun or (journal.plan.is_dynamic and fold.step.input is NOTHING):
+        return None
+    try:
+        given = fold.input(journal.scope_of(fold))
+    except Exception:  # the step's own error already explains an input that cannot be computed
+        return None
+    secret = hidden(fold.step.tool) if hidden is not None and fold.step.tool else ()
+    if not secret or not isinstance(given, dict):
+        return given
+    return {name: MARK if name in secret else value for name, value in given.items()}
+
+
+def _step_view(journal: Journal, fold: StepSnapshot, hidden: Hidden | None) -> dict[str, Any]:
     key = fold.step.key
     return {
         "id": within(journal.run_id, key),
@@ -103,6 +155,7 @@ def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
         "waits_for": fold.awaits if fold.status == StepState.WAITING_EXTERNAL else None,
         "last_error": fold.last_error,
         "idempotency_key": fold.idempotency_key or (default_key(journal.run_id, key) if fold.step.tool else None),
+        "input": _step_input(journal, fold, hidden),
         "output": _json(fold.output),
         "cost_usd": fold.cost_usd,
         "resumable": fold.status in SETTLED_WELL,
@@ -119,6 +172,7 @@ def _step_view(journal: Journal, fold: StepFold) -> dict[str, Any]:
 def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
     data = _json(row["data"]) or {}
     context = context_of(row, data)
+    data.pop("cause", None)
     if row["step"] is not None:
         data = {"step_key": row["step"], **data}
     if row["event"] is not None:
@@ -146,13 +200,13 @@ def outside_event_view(row: Row) -> dict[str, Any]:
 
 
 def audit_view(row: Row) -> dict[str, Any]:
-    """An entry as in a run's events, without its output, and its place in the chain."""
+    """Return an entry as in a run's events, without its output, with its position in the chain."""
     seen = event_view({**row, "output": None}, row["session_id"])
     return {"position": row["position"], "link": row["link"], **seen}
 
 
 def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
-    """An approval as `who` sees it: whether they may decide is part of it."""
+    """Return an approval as `who` sees it, including whether they may decide."""
     action = _json(row["action"])
     is_open = row["status"] == ApprovalState.REQUESTED
     counted = [v for v in votes if v["approval_id"] == row["id"] and v["digest"] == row["digest"]]
@@ -180,8 +234,11 @@ def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
             {"by": name_of(v["voter"]), "decision": v["decision"], "reason": v["reason"], "at": v["at"]}
             for v in counted
         ],
-        "barred": barred(row, counted, who, approves=True) if is_open else None,
-        "may_reject": is_open and barred(row, counted, who, approves=False) is None,
+        "approvers_needed": approvers_needed(row, counted) if is_open else 0,
+        **edits_of(row),
+        "voted": is_open and any(v["voter"] == who.actor and v["decision"] == ApprovalState.APPROVED for v in counted),
+        "barred": why_cannot_vote(row, counted, who, approves=True) if is_open else None,
+        "may_reject": is_open and why_cannot_vote(row, counted, who, approves=False) is None,
         "requested_at": row["requested_at"],
         "expires_at": row["expires_at"],
         "resolved_at": row["resolved_at"],
@@ -208,7 +265,7 @@ def message_view(row: Row) -> dict[str, Any]:
 
 
 def session_event_view(row: Row, session_id: UUID) -> dict[str, Any]:
-    """As in the run's own stream; the first event of a run has the message too."""
+    """Return an event as in the run's own stream; the first event of a run also has the message."""
     view = event_view(row, session_id)
     if row["type"] == EntryType.RUN_CREATED:
         view["data"]["message"] = (_json(row["input"]) or {}).get("message")
@@ -220,7 +277,7 @@ def agent_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
 
 
 def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
-    view = {column: row[column] for column in ("name", "version", "digest", "created_at")}
+    view = {column: row[column] for column in ("name", "version", "digest", "created_at", "created_by")}
     return view | {"source": _json(row["source"])} if with_source else view
 
 
@@ -250,8 +307,8 @@ def usage_view(row: Row) -> dict[str, Any]:
 
 
 def secret_view(row: Row) -> dict[str, Any]:
-    """Everything but the value."""
-    return {column: row[column] for column in ("name", "version", "created_at")} | {
+    """Return everything about a secret except its value."""
+    return {column: row[column] for column in ("name", "version", "tools", "workspaces", "created_at")} | {
         "created_by": name_of(row["created_by"])
     }
 
@@ -269,7 +326,8 @@ _WORKER_COLUMNS = (
 
 
 def worker_view(row: Row, history: list[Row] | None = None) -> dict[str, Any]:
-    view = {column: row[column] for column in _WORKER_COLUMNS}
+    view = {column: row[column] for column in _WORKER_COLUMNS} | {"metadata": _json(row["metadata"])}
+    view["updated_at"] = row.get("updated_at") or max(row["heartbeat_at"], row["stopped_at"] or row["started_at"])
     return view if history is None else view | {"state_history": state_history(history)}
 
 
@@ -284,7 +342,7 @@ def state_history(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def history_view(row: Row) -> dict[str, Any]:
-    """A line of a worker's or job's history in the form of an event."""
+    """Return a row of a worker's or job's history in the form of an event."""
     data = _json(row["data"]) or {}
     if row["event"] is not None:
         data |= {column: row[column] for column in ("from_state", "event", "to_state", "reason")}
@@ -306,7 +364,7 @@ def job_view(row: Row, standing: Standing, now: datetime, history: list[Row] | N
 
 
 def progress_view(row: Row, standing: Standing, now: datetime) -> dict[str, Any]:
-    """How far it is, how fast that went, and when at that speed it is done."""
+    """Return the progress of a job, its speed so far, and the estimated end at that speed."""
     done, total = standing.done, row["total"]
     seconds = ((row["completed_at"] or now) - row["started_at"]).total_seconds() if row["started_at"] else 0.0
     rate = done / seconds if done and seconds > 0 else None
@@ -320,12 +378,12 @@ def progress_view(row: Row, standing: Standing, now: datetime) -> dict[str, Any]
     }
 
 
-def tool_view(tool: Tool) -> dict[str, Any]:
+def tool_view(tool: RegisteredTool) -> dict[str, Any]:
     columns = ("name", "description", "writes", "risk", "idempotent", "input_schema")
     return {column: getattr(tool, column) for column in columns}
 
 
-def flow_view(flow: Flow) -> dict[str, Any]:
+def flow_view(flow: RegisteredFlow) -> dict[str, Any]:
     return {
         "name": flow.name, "version": flow.version, "description": flow.description, "retired": flow.is_retired,
     }  # fmt: skip
@@ -354,12 +412,12 @@ def _json(text: str | None) -> Any:
 
 
 def dump(view: Any) -> bytes:
-    # The driver's UUIDs are a subclass, which orjson does not take for one.
+    # The driver's UUID is a subclass, which orjson does not serialise as a UUID.
     return orjson.dumps(view, default=str)
 
 
 def receipt_view(row: Row) -> dict[str, Any]:
-    columns = ("id", "run_id", "tool", "idempotency_key", "status", "attempt", "created_at", "completed_at")
+    columns = ("id", "run_id", "tool", "idempotency_key", "status", "attempt", "error", "created_at", "completed_at")
     reversal = {
         "run_id": row["reversal_run_id"], "reason": row["reversal_reason"], "by": row["reversed_by"],
         "at": row["reversed_at"],

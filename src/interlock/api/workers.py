@@ -5,10 +5,10 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Json, Limit, Services, Svc, Who, change, number_cursor, page
+from interlock.api.dependencies import AppContext, Caller, Ctx, Json, Limit, idempotent_write, number_cursor, page
 from interlock.api.views import dump, history_view, supervisor_view, worker_view
 from interlock.engine import leases, workers
-from interlock.engine.idempotency import Answer
+from interlock.engine.idempotency import StoredResponse
 from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.engine.workers import Terms
 from interlock.errors import Forbidden
@@ -16,25 +16,25 @@ from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Row, Tx
-from interlock.wire import JobEvent, NewWorker, Order, Page, Supervisor, Worker
+from interlock.wire import JobHistoryEvent, NewWorker, Order, Page, SupervisorView, WorkerView
 
 router = APIRouter(prefix="/api", tags=["workers"])
 
 
-@router.get("/workers", response_model=Page[Worker])
-async def list_workers(found: Svc, who: Who, all: bool = False) -> Response:
-    """Those that are there, and those that left within the last hour; with `all`, every one ever.
+@router.get("/workers", response_model=Page[WorkerView])
+async def list_workers(found: Ctx, who: Caller, all: bool = False) -> Response:
+    """List the current workers, and those that left within the last hour; with `all`, all workers ever.
 
-    Where they are and what they said is told to the tenant `default`, which operates them.
+    Only the tenant `default`, which operates the workers, sees their hosts and messages.
     """
     who.require(Permission.READ)
     rows = await found.database.fetch("list_workers", found.database.clock(), all)
     return Json(page([workers.seen_by(who, row) for row in rows], len(rows), worker_view))
 
 
-@router.get("/workers/{worker_id}", response_model=Worker)
-async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
-    """A worker with its `state_history`, and where on its host its log is."""
+@router.get("/workers/{worker_id}", response_model=WorkerView)
+async def show(worker_id: UUID, found: Ctx, who: Caller) -> Response:
+    """Return a worker with its `state_history` and the location of its log on its host."""
     who.require(Permission.READ)
     row = workers.seen_by(who, await workers.get(found.database, worker_id))
     log = f"{row['log_dir']}/worker-{worker_id}.log" if row["log_dir"] else None
@@ -42,9 +42,9 @@ async def show(worker_id: UUID, found: Svc, who: Who) -> Response:
     return Json(worker_view(row, history) | {"log": log})
 
 
-@router.get("/workers/{worker_id}/events", response_model=Page[JobEvent])
-async def events(worker_id: UUID, found: Svc, who: Who, cursor: str | None = None, limit: Limit = 500) -> Response:
-    """All that happened to a worker: its transitions, and the jobs that it was reserved for and released from."""
+@router.get("/workers/{worker_id}/events", response_model=Page[JobHistoryEvent])
+async def events(worker_id: UUID, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 500) -> Response:
+    """Return the history of a worker: its transitions, and the jobs that it was reserved for and released from."""
     who.require(Permission.READ)
     if not who.is_operator:
         raise Forbidden(f"what happened to workers is told to tenant {DEFAULT_TENANT}, which operates them")
@@ -53,40 +53,40 @@ async def events(worker_id: UUID, found: Svc, who: Who, cursor: str | None = Non
     return Json(page(rows, limit, history_view, key="seq"))
 
 
-@router.post("/workers", status_code=201, response_model=Worker)
-async def create(request: Request, found: Svc, who: Who, body: NewWorker | None = None) -> Response:
-    """A worker that is `idle` until it is started. Its process runs on a supervised host."""
+@router.post("/workers", status_code=201, response_model=WorkerView)
+async def create(request: Request, found: Ctx, who: Caller, body: NewWorker | None = None) -> Response:
+    """Create a worker, which is `idle` until it is started. Its process runs on a supervised host."""
     workers.require_supervisor(who)
     body, worker_id = body or NewWorker(), uuid7()
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         tenants = await workers.tenants_named(tx, body.tenants) if body.tenants else None
         capacity = body.concurrency or found.settings.concurrency
         terms = Terms(capacity, tuple(body.labels), tenants, body.workspace_id)
         row = await workers.create(
             tx, found.database, who.actor, terms, worker_id=worker_id, name=body.name, host=body.host,
-            lease_seconds=found.settings.lease_seconds,
+            metadata=body.metadata, lease_seconds=found.settings.lease_seconds,
         )  # fmt: skip
         return await _answer(tx, row, 201)
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
-@router.post("/workers/{worker_id}/start", response_model=Worker)
-async def start(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
-    """Start its process, on a host with a supervisor: `interlock up` is one, `interlock supervise` another."""
+@router.post("/workers/{worker_id}/start", response_model=WorkerView)
+async def start(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+    """Start the worker's process on a host with a supervisor, such as `interlock up` or `interlock supervise`."""
     workers.require_supervisor(who)
     reason = body.reason if body else None
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         return await _answer(tx, await workers.start(tx, found.database, who.actor, worker_id, reason=reason))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
-@router.get("/supervisor", response_model=Page[Supervisor])
-async def list_supervisors(found: Svc, who: Who) -> Response:
-    """The hosts on which workers can be started, and those that left within the last hour."""
+@router.get("/supervisor", response_model=Page[SupervisorView])
+async def list_supervisors(found: Ctx, who: Caller) -> Response:
+    """List the hosts on which workers can be started, and those that left within the last hour."""
     who.require(Permission.READ)
     if not who.is_operator:
         raise Forbidden(f"where workers run is told to tenant {DEFAULT_TENANT}, which operates them")
@@ -94,37 +94,37 @@ async def list_supervisors(found: Svc, who: Who) -> Response:
     return Json(page(rows, len(rows), supervisor_view))
 
 
-@router.post("/supervisor/workers/{worker_id}/pause", response_model=Worker)
-async def pause(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
-    """It takes no new work; the steps that it is at are finished, the rest of their runs goes to others."""
+@router.post("/supervisor/workers/{worker_id}/pause", response_model=WorkerView)
+async def pause(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+    """Pause a worker. It takes no new work and finishes its current steps; other workers continue its runs."""
     return await _order(found, who, request, worker_id, WorkerEvent.PAUSE, body)
 
 
-@router.post("/supervisor/workers/{worker_id}/resume", response_model=Worker)
-async def resume(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
+@router.post("/supervisor/workers/{worker_id}/resume", response_model=WorkerView)
+async def resume(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     return await _order(found, who, request, worker_id, WorkerEvent.RESUME, body)
 
 
-@router.post("/supervisor/workers/{worker_id}/terminate", response_model=Worker)
-async def terminate(worker_id: UUID, request: Request, found: Svc, who: Who, body: Order | None = None) -> Response:
-    """At once: it can write nothing more, its runs go to others, its process is ended."""
+@router.post("/supervisor/workers/{worker_id}/terminate", response_model=WorkerView)
+async def terminate(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+    """Terminate a worker at once. It can write nothing more, its process ends, and other workers take its runs."""
     response = await _order(found, who, request, worker_id, WorkerEvent.TERMINATE, body)
-    # After the commit, so that what it wrote before is seen. Should we die here, the sweep does it.
+    # After the commit, so that the worker's earlier writes are visible. If this process dies first, the sweep does it.
     await leases.take_back(found.database)
     return response
 
 
 async def _order(
-    found: Services, who: Principal, request: Request, worker_id: UUID, event: WorkerEvent, body: Order | None
+    found: AppContext, who: Principal, request: Request, worker_id: UUID, event: WorkerEvent, body: Order | None
 ) -> Response:
     workers.require_supervisor(who)
     reason = body.reason if body else None
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         return await _answer(tx, await workers.order(tx, found.database, who.actor, worker_id, event, reason))
 
-    return await change(found, who, request, work)
+    return await idempotent_write(found, who, request, work)
 
 
-async def _answer(tx: Tx, row: Row, status: int = 200) -> Answer:
-    return Answer(status, dump(worker_view(row, await tx.fetch("transitions_of", row["id"]))))
+async def _answer(tx: Tx, row: Row, status: int = 200) -> StoredResponse:
+    return StoredResponse(status, dump(worker_view(row, await tx.fetch("transitions_of", row["id"]))))

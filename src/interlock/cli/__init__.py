@@ -32,7 +32,8 @@ from interlock.cli import (
     workflows,
 )
 from interlock.cli.connection import Flags
-from interlock.cli.outcome import OneLine, example
+from interlock.cli.environment import refuse_unknown_variables
+from interlock.cli.exit_codes import OneLine, example
 
 app = typer.Typer(
     name="interlock",
@@ -64,6 +65,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    refuse_unknown_variables()
     ctx.obj = Flags(url, key)
 
 
@@ -101,5 +103,5 @@ def main() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """As after Ctrl-C: what was begun is ended, the embedded server with its last user."""
+    """Exit as after Ctrl-C, so that cleanup runs; an embedded server stops with its last user."""
     raise SystemExit(128 + number)

@@ -1,14 +1,14 @@
-"""`interlock key`, `interlock tenant` and `interlock usage`: who may do what, and how much."""
+"""`interlock key`, `interlock tenant` and `interlock usage`: keys with their roles, and tenants with their caps."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Cursor, Json, Limit
-from interlock.cli.outcome import example
-from interlock.cli.text import visible
+from interlock.cli.parsing import visible
 from interlock.lifecycle import Term
 from interlock.wire import Role
 
@@ -29,25 +29,25 @@ tenants = typer.Typer(
 _ONCE = "Keep it now: it is not shown again."
 
 
-KEYS: "show.Columns[Key]" = {
+KEYS: "formatting.Columns[Key]" = {
     "id": lambda key: key.id,
     "name": lambda key: visible(key.name),
     "role": lambda key: key.role,
     "groups": lambda key: visible(", ".join(key.groups)),
     "workspace": lambda key: visible(key.workspace_id or ""),
-    "created": lambda key: show.moment(key.created_at),
-    "revoked": lambda key: show.moment(key.revoked_at),
+    "created": lambda key: formatting.moment(key.created_at),
+    "revoked": lambda key: formatting.moment(key.revoked_at),
 }
 
-TENANTS: "show.Columns[Tenant]" = {
+TENANTS: "formatting.Columns[Tenant]" = {
     "id": lambda tenant: tenant.id,
     "name": lambda tenant: visible(tenant.name),
     "caps": lambda tenant: _caps(tenant) or "none",
     "weight": lambda tenant: f"{tenant.weight:g}",
-    "created": lambda tenant: show.moment(tenant.created_at),
+    "created": lambda tenant: formatting.moment(tenant.created_at),
 }
 
-USAGE: "show.Columns[Usage]" = {
+USAGE: "formatting.Columns[Usage]" = {
     "tenant": lambda usage: visible(usage.tenant),
     "in flight": lambda usage: _of(usage.in_flight, usage.max_concurrency),
     "ready": lambda usage: f"{usage.ready}+" if usage.ready >= 10_000 else str(usage.ready),
@@ -97,10 +97,10 @@ def create_key(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an API key. It is shown once."""
+    """Create an API key. Its secret is shown once."""
     with connect(ctx) as client:
         key = client.create_key(name, role, workspace_id=workspace, groups=group or ())
-    page = show.facts(
+    page = formatting.facts(
         id=key.id,
         name=visible(key.name),
         role=key.role,
@@ -108,7 +108,7 @@ def create_key(
         key=key.key,
         note=_ONCE,
     )
-    show.print_view(key, lambda: page, as_json=as_json)
+    formatting.print_view(key, lambda: page, as_json=as_json)
 
 
 @keys.command("list", epilog=example("interlock key list"))
@@ -116,7 +116,7 @@ def list_keys(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_j
     """List the API keys of this tenant, without their secrets."""
     with connect(ctx) as client:
         page = client.keys(limit=limit, cursor=cursor)
-    show.print_page(page, KEYS, as_json=as_json)
+    formatting.print_page(page, KEYS, as_json=as_json)
 
 
 @keys.command("revoke", epilog=example("interlock key revoke 01990000-0000-7000-8000-000000000000"))
@@ -125,13 +125,13 @@ def revoke_key(
     key_id: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, not its secret.")],
     as_json: Json = False,
 ) -> None:
-    """Make a key useless, at once."""
+    """Revoke a key, at once."""
     with connect(ctx) as client:
         client.revoke_key(key_id)
     if as_json:
-        show.print_json({"id": key_id, "revoked": True})
+        formatting.print_json({"id": key_id, "revoked": True})
     else:
-        show.console().print(f"revoked {key_id}")
+        formatting.console().print(f"revoked {key_id}")
 
 
 @tenants.command(
@@ -152,7 +152,7 @@ def create_tenant(
     weight: Annotated[float, typer.Option(help="Its share of busy workers, relative to others.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Make a tenant, with its first admin key. Only admins of the tenant `default` may."""
+    """Create a tenant with its first admin key. Only admins of the tenant `default` may."""
     with connect(ctx) as client:
         tenant = client.create_tenant(
             name,
@@ -161,14 +161,14 @@ def create_tenant(
             max_writes_per_run=max_writes_per_run,
             weight=weight,
         )
-    page = show.facts(
+    page = formatting.facts(
         id=tenant.id,
         name=visible(tenant.name),
         caps=_caps(tenant),
         admin_key=tenant.key,
         note=_ONCE if tenant.key else None,
     )
-    show.print_view(tenant, lambda: page, as_json=as_json)
+    formatting.print_view(tenant, lambda: page, as_json=as_json)
 
 
 @tenants.command("list", epilog=example("interlock tenant list"))
@@ -176,7 +176,7 @@ def list_tenants(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, a
     """List the tenants."""
     with connect(ctx) as client:
         page = client.tenants(limit=limit, cursor=cursor)
-    show.print_page(page, TENANTS, as_json=as_json)
+    formatting.print_page(page, TENANTS, as_json=as_json)
 
 
 def _cap(name: str, given: str) -> int | None:
@@ -206,7 +206,7 @@ def update_tenant(
     weight: Annotated[float | None, typer.Option(help="Its share of busy workers, relative to others.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a tenant's caps and weight; what is not given stays. Only admins of the tenant `default` may."""
+    """Change a tenant's caps and weight; omitted options keep their value. Only admins of the tenant `default` may."""
     caps = {
         "max_concurrency": max_concurrency,
         "max_runs_per_min": max_runs_per_min,
@@ -219,7 +219,7 @@ def update_tenant(
         raise typer.BadParameter("say what to change, --max-concurrency 20 for one")
     with connect(ctx) as client:
         tenant = client.update_tenant(name, changes)
-    show.print_view(tenant, lambda: show.table([tenant], TENANTS), as_json=as_json)
+    formatting.print_view(tenant, lambda: formatting.table([tenant], TENANTS), as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:
@@ -227,7 +227,7 @@ def register(app: typer.Typer) -> None:
 
 
 def usage(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
-    """Show what the tenant uses of what it may use; admins of the tenant `default` see every tenant."""
+    """Show the tenant's current usage of its caps; admins of the tenant `default` see every tenant."""
     with connect(ctx) as client:
         page = client.usage(limit=limit, cursor=cursor)
-    show.print_page(page, USAGE, as_json=as_json)
+    formatting.print_page(page, USAGE, as_json=as_json)

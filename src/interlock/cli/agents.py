@@ -1,17 +1,18 @@
-"""`interlock agent`: check agents, publish them, look at what is published."""
+"""`interlock agent`: check agents, publish them, and show published ones."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
-from interlock.cli.faults import applied, check, warn_of_older
-from interlock.cli.options import Cursor, Files, Json, Limit, Version
-from interlock.cli.outcome import example
-from interlock.cli.text import visible
+from interlock.cli.diagnostics import applied, check, warn_of_older
+from interlock.cli.exit_codes import example
+from interlock.cli.options import AllowUnknownTools, Cursor, Files, Json, Limit, Version
+from interlock.cli.parsing import visible
 
 if TYPE_CHECKING:
     from interlock.definition import Plan
@@ -24,39 +25,45 @@ app = typer.Typer(
 )
 
 
-AGENTS: "show.Columns[Agent]" = {
+AGENTS: "formatting.Columns[Agent]" = {
     "name": lambda agent: visible(agent.name),
     "version": lambda agent: str(agent.version),
     "model": lambda agent: visible(agent.model),
     "digest": lambda agent: agent.digest[:19],
-    "created": lambda agent: show.moment(agent.created_at),
+    "created": lambda agent: formatting.moment(agent.created_at),
 }
 
-SESSIONS: "show.Columns[Session]" = {
+SESSIONS: "formatting.Columns[Session]" = {
     "id": lambda session: session.id,
     "agent": lambda session: visible(session.agent),
     "status": lambda session: Text(session.status, style="cyan" if session.status == "busy" else ""),
     "messages": lambda session: str(session.messages),
     "cost": lambda session: f"${session.cost_usd:.4f}" if session.cost_usd else "",
     "by": lambda session: visible(session.created_by),
-    "created": lambda session: show.moment(session.created_at),
+    "created": lambda session: formatting.moment(session.created_at),
 }
 
 
 @app.command(epilog=example("interlock agent apply agents/*.yaml"))
-def apply(ctx: typer.Context, files: Files, as_json: Json = False) -> None:
+def apply(
+    ctx: typer.Context, files: Files, allow_unknown_tools: AllowUnknownTools = False, as_json: Json = False
+) -> None:
     """Publish agents. The same content again stays the same version."""
     from interlock.wire import Agent, Page
 
     with connect(ctx) as client:
-        published = [applied(name, client.apply_agent, as_json=as_json) for name in files]
+        publish = partial(client.apply_agent, allow_unknown_tools=allow_unknown_tools)
+        published = [applied(name, publish, as_json=as_json) for name in files]
         warn_of_older(published, client.agent)
-    show.print_page(Page[Agent](items=published), AGENTS, as_json=as_json)
+    formatting.print_page(Page[Agent](items=published), AGENTS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock agent validate support.yaml"))
 def validate(files: Files, as_json: Json = False) -> None:
-    """Check agents without a server; every mistake is a line file:line: path: message."""
+    """Check agents without a server; every mistake is a line file:line: path: message.
+
+    Tools are checked against those that INTERLOCK_TOOLS names.
+    """
     from interlock.definition import parse_agent
 
     check(files, parse_agent, _summary, as_json=as_json)
@@ -67,7 +74,7 @@ def list_agents(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None, as
     """List published agents with their newest version."""
     with connect(ctx) as client:
         page = client.agents(limit=limit, cursor=cursor)
-    show.print_page(page, AGENTS, as_json=as_json)
+    formatting.print_page(page, AGENTS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock agent show support --version 2"))
@@ -80,15 +87,15 @@ def show_agent(
     """Show a published agent and its source."""
     with connect(ctx) as client:
         agent = client.agent(name, version)
-    show.print_view(agent, lambda: _page(agent), as_json=as_json)
+    formatting.print_view(agent, lambda: _page(agent), as_json=as_json)
 
 
 @app.command("sessions", epilog=example("interlock agent sessions"))
 def list_sessions(ctx: typer.Context, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False) -> None:
-    """List conversations, newest first; `interlock chat --session` takes one up again."""
+    """List conversations, newest first. `interlock chat --session` continues one."""
     with connect(ctx) as client:
         page = client.sessions(limit=limit, cursor=cursor)
-    show.print_page(page, SESSIONS, as_json=as_json)
+    formatting.print_page(page, SESSIONS, as_json=as_json)
 
 
 def _summary(plan: "Plan") -> str:
@@ -97,11 +104,11 @@ def _summary(plan: "Plan") -> str:
 
 
 def _page(agent: "Agent") -> RenderableType:
-    head = show.facts(
+    head = formatting.facts(
         agent=visible(agent.name),
         version=str(agent.version),
         model=visible(agent.model),
         digest=visible(agent.digest),
-        created=show.moment(agent.created_at),
+        created=formatting.moment(agent.created_at),
     )
-    return show.with_source(head, agent.source)
+    return formatting.with_source(head, agent.source)

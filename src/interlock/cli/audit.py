@@ -1,4 +1,4 @@
-"""`interlock audit`: the chain that shows whether anything was changed afterwards."""
+"""`interlock audit`: the chain that shows whether the journal was changed afterwards."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Cursor, Json, Limit
-from interlock.cli.outcome import example
 
 if TYPE_CHECKING:
     from interlock.wire import AuditEntry, AuditVerdict
@@ -22,18 +22,18 @@ app = typer.Typer(
 )
 
 
-ENTRIES: "show.Columns[AuditEntry]" = {
+ENTRIES: "formatting.Columns[AuditEntry]" = {
     "position": lambda entry: str(entry.position),
-    "at": lambda entry: show.moment(entry.at),
+    "at": lambda entry: formatting.moment(entry.at),
     "run": lambda entry: entry.run_id,
     "seq": lambda entry: str(entry.seq),
-    "what": lambda entry: show.cell(_what(entry)),
-    "by": lambda entry: show.cell(show.who(entry.data.get("actor") or "")),
+    "what": lambda entry: formatting.cell(_what(entry)),
+    "by": lambda entry: formatting.cell(formatting.who(entry.data.get("actor") or "")),
 }
 
 
 def _what(entry: "AuditEntry") -> str:
-    """`step transition refund → succeeded`, as the console has it."""
+    """Return the entry as `step transition refund → succeeded`, like the console."""
     said = [entry.type.replace("_", " "), entry.data.get("step_key")]
     moved = f"→ {entry.data['to_state']}" if entry.data.get("to_state") else None
     return " ".join(str(part) for part in (*said, moved) if part)
@@ -55,11 +55,11 @@ def verify(
     with connect(ctx) as client, Console(stderr=True).status("checking the chain …"):
         verdict = client.verify_audit(checkpoints)
     if as_json:
-        show.print_json(verdict)
+        formatting.print_json(verdict)
         raise typer.Exit(0 if verdict.ok else 1)
     if verdict.broken_at is not None:
         raise typer.TyperException(f"the chain is broken at {verdict.broken_at}")
-    show.console().print(_counts(verdict))
+    formatting.console().print(_counts(verdict))
 
 
 def _checkpoints_in(file: Path) -> list[dict[str, Any]]:
@@ -86,30 +86,33 @@ def list_entries(
     """List sealed entries with their positions in the chain, oldest first."""
     with connect(ctx) as client:
         page = client.audit(after=after, run_id=run_id, limit=limit, cursor=cursor)
-    show.print_page(page, ENTRIES, as_json=as_json)
+    formatting.print_page(page, ENTRIES, as_json=as_json)
 
 
 @app.command(epilog=example("interlock audit keys > interlock-keys.pem"))
 def keys(ctx: typer.Context, as_json: Json = False) -> None:
-    """Print the public keys in PEM, for whoever checks evidence: `interlock evidence verify --key`."""
+    """Print the public keys in PEM, to check evidence with: `interlock evidence verify --key`."""
     with connect(ctx) as client:
         page = client.signing_keys()
     if as_json:
-        show.print_json(page)
+        formatting.print_json(page)
     else:
-        show.console().print("".join(key.pem for key in page.items), end="")
+        formatting.console().print("".join(key.pem for key in page.items), end="")
 
 
 @app.command("rotate-key", epilog=example("interlock audit rotate-key"))
 def rotate_key(as_json: Json = False) -> None:
-    """Sign with a new key from now on, on the machine whose data directory has it. The old public key is kept."""
+    """Sign with a new key from now on. Run it on the machine that has the data directory.
+
+    The old public key is kept.
+    """
     settings = read_settings()
-    from interlock.engine.keyfiles import Signing
+    from interlock.engine.key_store import Signing
 
     signing = Signing(settings)
     before, new = signing.key(), signing.rotate()
     if as_json:
-        show.print_json({"key_id": new.key_id, "previous": before.key_id if before else None})
+        formatting.print_json({"key_id": new.key_id, "previous": before.key_id if before else None})
     else:
         instead = f" instead of {before.key_id}, which stays trusted" if before else ""
-        show.console().print(f"signing with key {new.key_id} from now on{instead}")
+        formatting.console().print(f"signing with key {new.key_id} from now on{instead}")

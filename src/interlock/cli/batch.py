@@ -1,4 +1,4 @@
-"""`interlock run batch`: a run for each of many inputs, in as many requests as that takes."""
+"""`interlock run batch`: a run for each of many inputs, in as many requests as necessary."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
 from interlock.cli.options import Inputs, Json, Version
-from interlock.cli.text import parse_inputs, parse_seconds, visible
+from interlock.cli.parsing import parse_inputs, parse_seconds, visible
 
-# A server takes a million bytes a request unless it is told otherwise; what is not inputs needs few of them.
+# A server accepts a million bytes per request by default; everything besides the inputs needs few of them.
 _MOST_BYTES = 900_000
 
 
@@ -47,9 +47,9 @@ def batch(
                 typer.echo(f"{len(started):,} of {len(given):,} runs were started", err=True)
             raise
     if as_json:
-        show.print_json(Page[Run](items=started))
+        formatting.print_json(Page[Run](items=started))
     else:
-        show.console().print(
+        formatting.console().print(
             f"{len(started):,} {'run' if len(started) == 1 else 'runs'} of {visible(workflow)} started"
         )
 
@@ -60,7 +60,7 @@ def _shown(parts: list[list[dict[str, Any]]]) -> Iterable[list[dict[str, Any]]]:
 
 
 def _parts(given: list[Any]) -> Iterator[list[dict[str, Any]]]:
-    """As many at a time as one request may have. The same inputs are always parted the same way."""
+    """Split the inputs into parts that fit in one request. The same inputs are always split the same way."""
     from interlock.wire import MOST_RUNS_AT_ONCE
 
     if not given:

@@ -1,18 +1,21 @@
-"""`interlock chat`: talk to an agent; see what it does as it does it, and allow it or not with one key."""
+"""`interlock chat`: talk to an agent, watch its steps live, and decide its approvals with one key."""
 
+import signal
 import sys
-from contextlib import suppress
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from interlock.cli import decisions, show
+from interlock.cli import approval_views, formatting
 from interlock.cli.connection import connect
-from interlock.cli.outcome import INTERRUPTED, example
-from interlock.cli.text import visible
-from interlock.lifecycle import ApprovalState, StepState
+from interlock.cli.exit_codes import INTERRUPTED, TIMED_OUT, WAITS_FOR_APPROVAL, example
+from interlock.cli.parsing import parse_seconds, visible
+from interlock.lifecycle import ApprovalState, RunState, StepState
 
 if TYPE_CHECKING:
     from interlock.client import Client
@@ -38,38 +41,78 @@ def chat(
     ctx: typer.Context,
     agent: Annotated[str | None, typer.Option(help="Whom to talk to; else the assistant.")] = None,
     session: Annotated[str | None, typer.Option(metavar="SESSION", help="Take up a conversation again.")] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, and end with the answer.")] = None,
-    auto_approve: Annotated[bool, typer.Option("--auto-approve", help="Let pass what is not high.")] = False,
+    message: Annotated[
+        str | None,
+        typer.Option(
+            "--message",
+            "-m",
+            help="Say this, and end with the answer. Exit code 4: it waits for an approval, and says what to type.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="With --message: stop waiting after this time, with exit code 124."),
+    ] = None,
+    auto_approve: Annotated[
+        bool, typer.Option("--auto-approve", help="Let pass what you may confirm: tier low and med, one person.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON; with --message.")] = False,
 ) -> None:
-    """Talk to an agent. Ctrl-C interrupts what it does; an empty line or Ctrl-D ends the conversation."""
+    """Talk to an agent. Ctrl-C interrupts the agent; an empty line or Ctrl-D ends the conversation."""
     with connect(ctx) as client:
-        talk = Talk(client, agent, session, auto_approve, as_json=as_json)
+        talk = Talk(client, agent, session, auto_approve, once=message is not None, as_json=as_json)
         if message is not None:
-            if not talk.say(message):
+            with _stopping_after(parse_seconds(timeout, "--timeout") if timeout else None):
+                said_well = talk.say(message)
+            if not said_well:
                 raise typer.Exit(1)
             return
+        if timeout is not None:
+            raise typer.BadParameter("it needs --message", param_hint="--timeout")
         if as_json:
             raise typer.BadParameter("it needs --message", param_hint="--json")
         if session is not None:
-            client.session(session)  # before anybody types what there is nobody to hear
+            client.session(session)  # fail on an unknown session before the user types a message
         while line := talk.listen():
             talk.say(line)
         talk.leave()
+
+
+@contextmanager
+def _stopping_after(seconds: float | None) -> Iterator[None]:
+    """Raise `TimeoutError` in the body after this many seconds."""
+    if seconds is None:
+        yield
+        return
+
+    def stop(_: int, __: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Talk:
     """One conversation at a terminal."""
 
     def __init__(
-        self, client: "Client", agent: str | None, session: str | None, auto_approve: bool, *, as_json: bool
-    ) -> None:
+        self, client: "Client", agent: str | None, session: str | None, auto_approve: bool, *,
+        once: bool = False, as_json: bool = False,
+    ) -> None:  # fmt: skip
         self._client = client
         self._session = session
         self._agent = agent if session is None else None
         self._auto_approve = auto_approve or None
+        self._once = once
         self._as_json = as_json
-        self._out = show.console()
+        self._out = formatting.console()
+        # Approvals that are left to other approvers.
+        self._left: list[str] = []
 
     def listen(self) -> str:
         try:
@@ -79,10 +122,10 @@ class Talk:
 
     def leave(self) -> None:
         if self._session is not None:
-            self._out.print(f"interlock chat --session {self._session} goes on from here", style="dim")
+            self._out.print(f"To continue, run: interlock chat --session {self._session}", style="dim")
 
     def say(self, content: str) -> bool:
-        """Say it and show what comes of it, to the end. True if that was a good one."""
+        """Send a message and show the run until it ends. True if it ended well."""
         sent = self._client.say(
             content, session_id=self._session, agent=self._agent, auto_approve=self._auto_approve
         )  # fmt: skip
@@ -95,41 +138,61 @@ class Talk:
                 for event in self._client.follow(sent.run_id, after):
                     after = event.seq
                     self._show(shown, event)
+                    if event.type in ("approval_requested", "run_transition"):
+                        self._end_if_it_waits(sent.run_id)
                 break
+            except TimeoutError:
+                typer.echo("interlock: The agent has not ended its turn in time. It goes on without you.", err=True)
+                typer.echo(f"To see how it ends, run: interlock run watch {sent.run_id}", err=True)
+                raise typer.Exit(TIMED_OUT) from None
             except KeyboardInterrupt:
-                if interrupted:  # once is for the agent, twice is for us
+                if interrupted:  # the first interrupts the agent, the second ends this command
                     raise typer.Exit(INTERRUPTED) from None
                 interrupted = True
                 self._interrupt(sent.run_id)
         return shown.ended_well
 
+    def _end_if_it_waits(self, run_id: str) -> None:
+        """End the command if the run waits for approvals that are left to other approvers."""
+        if not self._left or self._client.run(run_id).status is not RunState.WAITING_APPROVAL:
+            return
+        typer.echo("interlock: The run waits for an approval.", err=True)
+        for approval in self._client.approvals(status=ApprovalState.REQUESTED, run_id=run_id).items:
+            approve = f"approve {approval.id} --digest {approval.action.digest}"
+            command = f"interlock approval {f'show {approval.id}' if approval.kind == 'in_doubt' else approve}"
+            typer.echo(f"To continue, run: {visible(command)}", err=True)
+        typer.echo(f"To see how it ends, run: interlock run watch {run_id}", err=True)
+        raise typer.Exit(WAITS_FOR_APPROVAL)
+
     def _interrupt(self, run_id: str) -> None:
         from interlock.client import ApiError
 
-        with suppress(ApiError):  # it may just have ended
+        with suppress(ApiError):  # the run may just have ended
             self._client.interrupt(run_id, reason="interrupted at the terminal")
 
     def _show(self, shown: "Shown", event: "Event") -> None:
         if self._as_json:
-            show.print_json(event, indent=None)
+            formatting.print_json(event, indent=None)
             shown.note_end(event)
+            if event.type == "approval_requested":
+                self._left.append(str(event.data["approval_id"]))
             return
         shown.show(event)
         if event.type == "approval_requested":
             self._ask(str(event.data["approval_id"]))
 
     def _ask(self, approval_id: str) -> None:
-        """What is asked is shown whole: whoever says yes answers for it."""
+        """Show an approval in full, because the approver is accountable for the decision, and ask for the decision."""
         from interlock.client import ApiError
 
         approval = self._client.approval(approval_id)
         if approval.status != "requested":
             return
-        self._out.print(decisions.approval_page(approval))
-        if line := decisions.barred_line(approval):
+        self._out.print(approval_views.approval_page(approval))
+        if line := approval_views.barred_line(approval):
             self._out.print(line)
         if not sys.stdin.isatty():
-            self._out.print(f"interlock approval approve {approval_id} goes on", style="dim")
+            self._left.append(approval_id)
             return
         try:
             self._out.print(self._decide(approval))
@@ -137,15 +200,14 @@ class Talk:
             self._out.print(visible(str(error)), style="red")
 
     def _decide(self, approval: "Approval") -> Text:
-        """One key, of those that would count for this person; then what became of it."""
+        """Ask for one of the keys that this person may use, vote accordingly, and return the result as text."""
         digest, can = approval.action.digest, _can(approval)
-        if not can:
-            return Text("left to others; waiting", style="dim")
-        self._out.print(f"  {'  '.join(can.values())}  [l]eave it to others ", end="", style="bold")
-        pressed = typer.getchar().lower()
-        choice = {"y": "a", "n": "r"}.get(pressed, pressed)
-        if choice not in can:
-            return Text("left to others; waiting", style="dim")
+        choice = self._choice(can) if can else "l"
+        if choice == "l" and self._once:
+            self._left.append(approval.id)
+            return Text("Left to others.", style="dim")
+        if choice == "l":
+            return Text("Left to others. Waiting for their decision; Ctrl-C interrupts the run.", style="dim")
         if choice == "r":
             reason = self._reason("why?" if approval.reason_required else "why? (may be empty)")
             self._client.reject_approval(approval.id, reason=reason, digest=digest)
@@ -153,7 +215,18 @@ class Talk:
         reason = self._reason("why?") if approval.reason_required else None
         decided = self._client.approve_approval(approval.id, reason=reason, digest=digest)
         waits = decided.status is ApprovalState.REQUESTED
-        return Text("approved: one more person has to decide" if waits else "approved", style="green")
+        return approval_views.voted_line() if waits else Text("approved", style="green")
+
+    def _choice(self, can: dict[str, str]) -> str:
+        """Ask until a key is pressed that is one of the choices. Any other key changes nothing."""
+        _forget_typed()
+        while True:
+            self._out.print(f"  {'  '.join(can.values())}  [l]eave it to others ", end="", style="bold")
+            pressed = typer.getchar().lower()
+            choice = {"y": "a", "n": "r"}.get(pressed, pressed)
+            if choice in can or choice == "l":
+                return choice
+            self._out.print(f"Press {', '.join(can)} or l.", style="dim")
 
     def _reason(self, asks: str) -> str | None:
         self._out.print()
@@ -162,16 +235,22 @@ class Talk:
         return None
 
 
-def _can(approval: "Approval") -> dict[str, str]:
-    """The keys to offer. What became of an effect in doubt is no question for a yes; the page says what to do."""
-    from interlock.journal import AskKind
+def _forget_typed() -> None:
+    """Drop keys that were pressed before the question was on the screen, so that none of them answers it."""
+    with suppress(termios.error, OSError, ValueError, AttributeError):
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
-    approve = {"a": "[a]pprove"} if approval.barred is None and approval.kind != AskKind.IN_DOUBT else {}
+
+def _can(approval: "Approval") -> dict[str, str]:
+    """Return the keys to offer. An effect in doubt cannot be approved; the approval's page says what to do instead."""
+    from interlock.journal import ApprovalKind
+
+    approve = {"a": "[a]pprove"} if approval.barred is None and approval.kind != ApprovalKind.IN_DOUBT else {}
     return approve | ({"r": "[r]eject"} if approval.may_reject else {})
 
 
 class Shown:
-    """A run as people at a terminal see it: text as it comes, calls with their marks."""
+    """Prints a run for a person at a terminal: text as it arrives, and tool calls with their marks."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -181,6 +260,8 @@ class Shown:
         self.ended_well = False
 
     def show(self, event: "Event") -> None:
+        from interlock.wire import why_cut
+
         data, key = event.data, str(event.data.get("step_key", ""))
         match event.type:
             case "message_delta":
@@ -189,6 +270,8 @@ class Shown:
                 if self._speaking is None or self._speaking[0] != key:
                     self._speak((key, None), str(data["text"]))
                 self._stop_speaking()
+                if why := why_cut(data):
+                    self._out.print(visible(f"This is not a whole answer: {why}."), style="yellow")
             case "step_transition" | "approval_requested":
                 self._call(key, data)
             case "run_completed":
@@ -202,7 +285,7 @@ class Shown:
 
     def _speak(self, who: tuple[Any, Any], text: str) -> None:
         if self._speaking is not None and self._speaking != who:
-            self._stop_speaking()  # the model is asked again: what it said before does not count
+            self._stop_speaking()  # the model is called again: discard its previous text
         self._speaking = who
         self._out.print(visible(text), end="", soft_wrap=True)
 
@@ -214,19 +297,19 @@ class Shown:
     def _call(self, key: str, data: dict[str, Any]) -> None:
         declared = data.get("declares") or {}
         if declared.get("kind") == "tool":
-            given = ", ".join(f"{name}={show.cell(value)}" for name, value in declared.get("input", {}).items())
+            given = ", ".join(f"{name}={formatting.cell(value)}" for name, value in declared.get("input", {}).items())
             self._tools[key] = f"{declared['tool']}({given})"
         state = data.get("to_state")
         if key not in self._tools or state not in _MARKS or (key, state) in self._told:
             return
-        self._told.add((key, state))  # that it runs is said once, however often it is tried
+        self._told.add((key, state))  # print the start of a step once, not for each attempt
         self._stop_speaking()
         mark, style = _MARKS[StepState(state)]
-        why = show.brief(data.get("error"))
+        why = formatting.brief(data.get("error"))
         self._out.print(f"{mark} {visible(self._tools[key])}" + (f"  {why}" if why else ""), style=style)
 
     def _end(self, data: dict[str, Any]) -> None:
         if data.get("reason") != "completed":
-            why = show.brief(data.get("error"))
+            why = formatting.brief(data.get("error"))
             said = f"{data.get('to_state')}: {data.get('reason')}" + (f": {why}" if why else "")
             self._out.print(visible(said), style="dim" if self.ended_well else "red")

@@ -1,7 +1,7 @@
-"""The connection: which server a command talks to, and as whom.
+"""The connection: the server that a command talks to, and the key that it uses.
 
-`interlock up` leaves its address and its first admin key in the data directory, so that on one machine the other
-commands find both without being told.
+`interlock up` writes its address and its first admin key into the data directory, so that other commands on the same
+machine find both.
 """
 
 import os
@@ -20,7 +20,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What was given as an option or in the environment."""
+    """Values given as an option or in the environment."""
 
     url: str | None = None
     key: str | None = None
@@ -30,11 +30,11 @@ def connect(ctx: typer.Context) -> "Client":
     from interlock.client import DEFAULT_URL, Client
 
     flags: Flags = ctx.obj
-    if flags.key == "":  # of a variable that is not set: the local admin key would act in its place
+    if flags.key == "":  # from an unset variable: the local admin key would be used instead
         raise typer.BadParameter("it is empty", param_hint="--key")
     local_url = _left_by_server("url")
     url = flags.url or local_url or DEFAULT_URL
-    # The local admin key is for the local server; it must not travel to whatever --url names.
+    # The local admin key is for the local server; it must not be sent to any other server that --url names.
     is_local = url == local_url or _host_of(url) in _LOOPBACK
     return Client(url, flags.key or (_left_by_server("admin.key") if is_local else None))
 
@@ -42,7 +42,7 @@ def connect(ctx: typer.Context) -> "Client":
 def _host_of(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
-    except ValueError:  # which the client says in its own words
+    except ValueError:  # the client reports it with its own message
         return None
 
 

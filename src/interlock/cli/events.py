@@ -1,18 +1,18 @@
-"""`interlock event`: tell runs what happened outside."""
+"""`interlock event`: publish external events for runs."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Cursor, Json, Limit
-from interlock.cli.outcome import example
-from interlock.cli.text import parse_json, visible
+from interlock.cli.parsing import parse_json, visible
 
 if TYPE_CHECKING:
-    from interlock.wire import OutsideEvent
+    from interlock.wire import ReceivedEvent
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,15 +21,15 @@ app = typer.Typer(
 )
 
 
-EVENTS: "show.Columns[OutsideEvent]" = {
+EVENTS: "formatting.Columns[ReceivedEvent]" = {
     "id": lambda event: visible(event.id),
     "type": lambda event: visible(event.type),
     "about": lambda event: visible(event.correlation),
-    "received": lambda event: show.moment(event.received_at),
+    "received": lambda event: formatting.moment(event.received_at),
     "by": lambda event: visible(event.sent_by),
     "run": lambda event: event.run_id or Text("waits for a step", style="yellow"),
     "step": lambda event: visible(event.step_key or ""),
-    "expires": lambda event: show.moment(event.expires_at),
+    "expires": lambda event: formatting.moment(event.expires_at),
 }
 
 
@@ -53,9 +53,9 @@ def send(
     given = parse_json(payload, "--payload") if payload is not None else None
     with connect(ctx) as client:
         sent = client.send_event(type, correlation, given, id=event_id)
-    kept = f"kept until {show.moment(sent.expires_at)}: no step waits for it yet"
+    kept = f"kept until {formatting.moment(sent.expires_at)}: no step waits for it yet"
     found = visible(f"matched step {sent.step_key} of run {sent.run_id}")
-    show.print_view(sent, lambda: found if sent.matched else kept, as_json=as_json)
+    formatting.print_view(sent, lambda: found if sent.matched else kept, as_json=as_json)
 
 
 @app.command("list", epilog=example("interlock event list --waiting", "interlock event list --type bank.settled"))
@@ -68,9 +68,9 @@ def list_events(
     cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
-    """List the events that were sent, newest first, until their time is over."""
+    """List the events that were sent, newest first, until they expire."""
     with connect(ctx) as client:
         page = client.outside_events(
             type=type, correlation=correlation, matched=False if waiting else None, limit=limit, cursor=cursor
         )
-    show.print_page(page, EVENTS, as_json=as_json)
+    formatting.print_page(page, EVENTS, as_json=as_json)

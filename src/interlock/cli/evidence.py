@@ -1,4 +1,4 @@
-"""`interlock evidence`: what happened in a run and who allowed it, in a file that needs no server to be checked."""
+"""`interlock evidence`: what happened in a run and who allowed it, in a file that can be checked without a server."""
 
 import sys
 import time
@@ -9,16 +9,16 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.listing import Listing
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
-from interlock.cli.text import visible
+from interlock.cli.parsing import visible
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.governance.evidence import Opened, Section
+    from interlock.governance.evidence import EvidenceSection, OpenedEnvelope
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ def get(
         sys.stdout.flush()
     else:
         output.write_bytes(envelope)
-        show.console().print(f"{visible(str(output))}, {len(envelope):,} bytes")
+        formatting.console().print(f"{visible(str(output))}, {len(envelope):,} bytes")
 
 
 def _when_made(client: "Client", run_id: str, wait: float) -> bytes:
@@ -79,27 +79,27 @@ def verify(file: File, key: Key = None, as_json: Json = False) -> None:
     except EvidenceInvalid as fault:
         if not as_json:
             raise
-        show.print_json({"ok": False, "code": fault.code, "detail": fault.detail})
+        formatting.print_json({"ok": False, "code": fault.code, "detail": fault.detail})
         raise typer.Exit(1) from None
     run_id = opened.statement["predicate"]["run"]["id"]
     if as_json:
         about = {"run_id": run_id, "key_id": opened.key.key_id, "trust": opened.trust, "sha256": opened.sha256}
-        show.print_json({"ok": True, **about})
+        formatting.print_json({"ok": True, **about})
     else:
-        show.console().print(f"run {visible(run_id)}: {opened}")
+        formatting.console().print(f"run {visible(run_id)}: {opened}")
 
 
 @app.command("show", epilog=example("interlock evidence show run.json"))
 def show_evidence(file: File, key: Key = None, as_json: Json = False) -> None:
-    """Show what it says, if no byte was changed."""
+    """Show the content of an evidence file, if no byte was changed."""
     opened = _open(file, key)
     if as_json:
-        show.print_json(opened.statement)
+        formatting.print_json(opened.statement)
     else:
-        show.console().print(_page(opened))
+        formatting.console().print(_page(opened))
 
 
-def _open(file: str, key: Path | None) -> "Opened":
+def _open(file: str, key: Path | None) -> "OpenedEnvelope":
     from interlock.governance.evidence import open_envelope
     from interlock.governance.keys import Keyring
 
@@ -107,7 +107,7 @@ def _open(file: str, key: Path | None) -> "Opened":
     return open_envelope(data, Keyring.from_pem(key.read_bytes()) if key is not None else None)
 
 
-def _page(opened: "Opened") -> RenderableType:
+def _page(opened: "OpenedEnvelope") -> RenderableType:
     from interlock.governance.evidence import describe
 
     parts: list[RenderableType] = [str(opened)]
@@ -116,8 +116,8 @@ def _page(opened: "Opened") -> RenderableType:
     return Group(*parts)
 
 
-def _table(section: "Section") -> RenderableType:
+def _table(section: "EvidenceSection") -> RenderableType:
     rows = [[visible(value) for value in row] for row in section.rows]
     if section.columns:
         return Padding(Listing(section.columns, rows), (0, 0, 0, 2))
-    return show.block(dict(rows))
+    return formatting.block(dict(rows))

@@ -1,14 +1,14 @@
-"""`interlock grant`: approvals given in advance."""
+"""`interlock grant`: standing approvals."""
 
 from typing import Annotated
 
 import typer
 
-from interlock.cli import decisions, show
+from interlock.cli import approval_views, formatting
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
-from interlock.cli.text import parse_params, parse_seconds
+from interlock.cli.parsing import parse_params, parse_seconds
 from interlock.lifecycle import Tier
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ _LONGEST_SECONDS = 7 * 86400
 @app.command(
     epilog=example(
         "interlock grant give shop.refund --arg charge=ch_1 --for 1h",
-        'interlock grant give shop.tag --tier med --for 30m --reason "cleaning up tonight"',
+        'interlock grant give shop.tag --any-arguments --tier med --for 30m --reason "cleaning up tonight"',
     )
 )
 def give(
@@ -33,21 +33,29 @@ def give(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An argument that must be this; those not named are free."),
     ] = None,
+    any_arguments: Annotated[
+        bool, typer.Option("--any-arguments", help="Cover every call of the tool, whatever its arguments.")
+    ] = False,
     tier: Annotated[Tier, typer.Option(help="The most it answers for: low or med, never high.")] = Tier.LOW,
     lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long, at most 7d.")] = "1h",
     reason: Annotated[str | None, typer.Option(help="Why; it is kept with the grant.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Approve in advance what policy would ask about. It never answers for high, for two people, or for yourself."""
+    """Approve calls in advance. A grant never covers tier high, two-person approvals, or your own calls."""
     if tier is Tier.HIGH:
         raise typer.BadParameter("high is decided by people, each time; give low or med", param_hint="--tier")
     seconds = parse_seconds(lasts, "--for")
     if seconds > _LONGEST_SECONDS:
         raise typer.BadParameter("a grant lasts at most 7d", param_hint="--for")
     arguments = parse_params(arg or (), "--arg")
+    if bool(arguments) == any_arguments:
+        says = "give one of the two" if any_arguments else "name the arguments that it covers, or give --any-arguments"
+        raise typer.BadParameter(says, param_hint="--arg / --any-arguments")
     with connect(ctx) as client:
-        grant = client.give_grant(tool, arguments, tier=tier, expires_in=seconds, reason=reason)
-    show.print_view(grant, lambda: show.table([grant], decisions.GRANTS), as_json=as_json)
+        grant = client.give_grant(
+            tool, arguments, any_arguments=any_arguments or None, tier=tier, expires_in=seconds, reason=reason
+        )
+    formatting.print_view(grant, lambda: formatting.table([grant], approval_views.GRANTS), as_json=as_json)
 
 
 @app.command("list", epilog=example("interlock grant list", "interlock grant list --all"))
@@ -59,7 +67,7 @@ def list_grants(
     """List the grants in force, and how often each was used."""
     with connect(ctx) as client:
         page = client.grants(all=all)
-    show.print_page(page, decisions.GRANTS, as_json=as_json)
+    formatting.print_page(page, approval_views.GRANTS, as_json=as_json)
 
 
 @app.command(epilog=example("interlock grant revoke 01990000-0000-7000-8000-000000000000"))
@@ -68,7 +76,7 @@ def revoke(
     grant_id: Annotated[str, typer.Argument(metavar="GRANT", help="The grant's id.")],
     as_json: Json = False,
 ) -> None:
-    """End a grant, at once: people are asked again."""
+    """Revoke a grant at once. Later calls need approval again."""
     with connect(ctx) as client:
         grant = client.revoke_grant(grant_id)
-    show.print_view(grant, lambda: f"revoked {grant.id}, used {show.times(grant.uses)}", as_json=as_json)
+    formatting.print_view(grant, lambda: f"revoked {grant.id}, used {formatting.times(grant.uses)}", as_json=as_json)

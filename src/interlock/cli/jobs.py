@@ -10,16 +10,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.tree import Tree
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Cursor, Inputs, Json, Limit, Version
-from interlock.cli.outcome import example
-from interlock.cli.text import one_line, parse_inputs, parse_seconds, visible
+from interlock.cli.parsing import one_line, parse_inputs, parse_seconds, visible
 from interlock.lifecycle import JobState
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import Job, JobEvent, JobTree
+    from interlock.wire import Job, JobHistoryEvent, JobTree
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,15 +33,15 @@ RequestId = Annotated[str | None, typer.Option(help="The same id again gives the
 _ID = "01990000-0000-7000-8000-000000000000"
 
 
-JOBS: "show.Columns[Job]" = {
+JOBS: "formatting.Columns[Job]" = {
     "id": lambda job: job.id,
     "task": lambda job: one_line(job.task_description)[:60],
     "workflow": lambda job: visible(job.workflow),
-    "status": lambda job: show.word(job.status),
+    "status": lambda job: formatting.word(job.status),
     "done": lambda job: f"{job.progress.done}/{job.progress.total}",
     "workers": lambda job: f"{len(job.workers)}/{job.worker_count}",
-    "created": lambda job: show.moment(job.created_at),
-    "took": lambda job: show.took(job.started_at, job.completed_at),
+    "created": lambda job: formatting.moment(job.created_at),
+    "took": lambda job: formatting.took(job.started_at, job.completed_at),
     "reason": lambda job: one_line(job.reason or ""),
 }
 
@@ -76,7 +76,7 @@ def submit(
         if watch:
             job = _watch(client, job, as_json=as_json)
     if not (watch and as_json):
-        show.print_view(job, lambda: _page(job), as_json=as_json)
+        formatting.print_view(job, lambda: _page(job), as_json=as_json)
     _fail_unless_well(job)
 
 
@@ -92,34 +92,36 @@ def list_jobs(
     """List jobs, newest first."""
     with connect(ctx) as client:
         page = client.jobs(status=status, parent_job_id=parent, limit=limit, cursor=cursor)
-    show.print_page(page, JOBS, as_json=as_json)
+    formatting.print_page(page, JOBS, as_json=as_json)
 
 
 @app.command("show", epilog=example(f"interlock job show {_ID}"))
 def show_job(ctx: typer.Context, job_id: JobId, as_json: Json = False) -> None:
-    """Show a job, how far it is, and everything that happened to it."""
+    """Show a job, its progress, and its history."""
     with connect(ctx) as client:
         job = client.job(job_id)
-    show.print_view(
-        job, lambda: Group(_page(job), "", show.table(job.state_history or [], show.HISTORY)), as_json=as_json
+    formatting.print_view(
+        job,
+        lambda: Group(_page(job), "", formatting.table(job.state_history or [], formatting.HISTORY)),
+        as_json=as_json,
     )
 
 
 @app.command(epilog=example(f"interlock job tree {_ID}"))
 def tree(ctx: typer.Context, job_id: JobId, as_json: Json = False) -> None:
-    """Show a job and all below it."""
+    """Show a job and its descendants, as a tree."""
     with connect(ctx) as client:
         found = client.job_tree(job_id)
-    show.print_view(found, lambda: _branches(found), as_json=as_json)
+    formatting.print_view(found, lambda: _branches(found), as_json=as_json)
 
 
 @app.command(epilog=example(f"interlock job watch {_ID}"))
 def watch(ctx: typer.Context, job_id: JobId, as_json: Json = False) -> None:
-    """Show how far a job is until it ends. Fails if the job does."""
+    """Show the progress of a job until it ends. Fails if the job does."""
     with connect(ctx) as client:
         job = _watch(client, client.job(job_id), as_json=as_json)
     if not as_json:
-        show.console().print(_page(job))
+        formatting.console().print(_page(job))
     _fail_unless_well(job)
 
 
@@ -131,23 +133,28 @@ def cancel(
     request_id: RequestId = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job and all below it."""
+    """Stop a job and its descendants."""
     with connect(ctx) as client:
         job = client.cancel_job(job_id, reason=reason, request_id=request_id)
-    show.print_view(job, lambda: _page(job), as_json=as_json)
+    formatting.print_view(job, lambda: _page(job), as_json=as_json)
 
 
 # ---------------------------------------------------------------- showing
 
 
 def _page(job: "Job") -> RenderableType:
-    return show.facts(
-        job=job.id, task=visible(job.task_description),
+    return formatting.facts(
+        job=job.id,
+        task=visible(job.task_description),
         workflow=visible(f"{job.workflow}@{job.workflow_version or '?'}"),
-        status=show.word(job.status), reason=visible(job.reason or ""), progress=_line(job),
+        status=formatting.word(job.status),
+        reason=visible(job.reason or ""),
+        progress=_line(job),
         workers=", ".join(visible(worker.name) for worker in job.workers) or f"none of {job.worker_count}",
-        parent=job.parent_job_id, created=show.moment(job.created_at), took=show.took(job.started_at, job.completed_at),
-    )  # fmt: skip
+        parent=job.parent_job_id,
+        created=formatting.moment(job.created_at),
+        took=formatting.took(job.started_at, job.completed_at),
+    )
 
 
 def _line(job: "Job") -> str:
@@ -158,14 +165,14 @@ def _line(job: "Job") -> str:
     if progress.rate_per_second:
         parts.append(f"{progress.rate_per_second:.3g}/s")
     if progress.eta_seconds is not None and progress.done < progress.total:
-        parts.append(f"{show.span(progress.eta_seconds)} left")
+        parts.append(f"{formatting.span(progress.eta_seconds)} left")
     return ", ".join(parts)
 
 
 def _bar(job: "Job") -> RenderableType:
     row = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=job.progress.total, completed=job.progress.done, width=24)
-    row.add_row(one_line(job.task_description)[:30], show.word(job.status), bar, _line(job))
+    row.add_row(one_line(job.task_description)[:30], formatting.word(job.status), bar, _line(job))
     return row
 
 
@@ -173,7 +180,7 @@ def _branches(found: "JobTree", onto: Tree | None = None) -> Tree:
     label = Table.grid(padding=(0, 2, 0, 0))
     for no_wrap in (True, True, True, False):
         label.add_column(no_wrap=no_wrap, overflow="fold")
-    label.add_row(found.id, show.word(found.status), _line(found), one_line(found.task_description)[:60])
+    label.add_row(found.id, formatting.word(found.status), _line(found), one_line(found.task_description)[:60])
     here = onto.add(label) if onto is not None else Tree(label)
     for child in found.children:
         _branches(child, here)
@@ -181,12 +188,12 @@ def _branches(found: "JobTree", onto: Tree | None = None) -> Tree:
 
 
 def _watch(client: "Client", job: "Job", *, as_json: bool) -> "Job":
-    """Show a job until it ends, and answer how it ended. Without a terminal: one line per event."""
+    """Show a job until it ends, and return how it ended. Without a terminal: one line per event."""
     events = client.follow_job(job.id)
-    out = show.console()
+    out = formatting.console()
     if as_json:
         for event in events:
-            show.print_json(event, indent=None)
+            formatting.print_json(event, indent=None)
     elif out.is_terminal:
         with Live(_bar(job), console=out, refresh_per_second=8) as live:
             for event in events:
@@ -199,8 +206,8 @@ def _watch(client: "Client", job: "Job", *, as_json: bool) -> "Job":
     return client.job(job.id)
 
 
-def _moved(job: "Job", event: "JobEvent") -> "Job":
-    """The job as the event tells it; how fast it goes is reckoned from its start."""
+def _moved(job: "Job", event: "JobHistoryEvent") -> "Job":
+    """Return the job updated by the event. Its speed is computed from its start."""
     said, changes = event.data, dict[str, Any]()
     if "to_state" in said:
         changes["status"] = JobState(said["to_state"])

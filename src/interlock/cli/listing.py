@@ -1,4 +1,4 @@
-"""A listing: rows under their headings, in a form that the width of the terminal allows."""
+"""A listing: rows under their headings, in a layout that fits the width of the terminal."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,9 @@ Row = Sequence[RenderableType]
 
 
 class Listing:
-    """A table if there is room for it; else the first of each row on a line of its own with the rest below it; where
-    not even that fits, each value on a line with its name. Ids stay whole in all of them: they are there to be copied.
+    """A table if it fits; otherwise the first cell of each row on one line, and the rest below it.
+
+    If even that does not fit, each value has a line with its name. Ids are never broken, so that they can be copied.
     """
 
     def __init__(self, headings: Sequence[str], rows: Sequence[Row]) -> None:
@@ -36,7 +37,7 @@ class Listing:
             yield from self._one_below_the_other()
 
     def _least(self, console: Console, options: ConsoleOptions) -> list[int]:
-        """How narrow each column may become."""
+        """Return the minimum width of each column."""
         wide = options.update(max_width=10_000)
         return [
             max(_narrowest(cell, Measurement.get(console, wide, cell).maximum) for cell in column)
@@ -53,7 +54,7 @@ class Listing:
 
     def _stacked(self, least: list[int], width: int) -> RenderResult:
         yield Text(self._headings[0], style="bold")
-        # The same widths for all rows, so that they stand under each other; text may use what is left.
+        # All rows have the same widths, so that columns align; the remaining width is for text.
         room = width - sum(least[1:]) - _GAP * (len(least) - 2)
         share = room // max(1, least[1:].count(_BROKEN))
         widths = [narrowest + share if narrowest == _BROKEN else narrowest for narrowest in least[1:]]

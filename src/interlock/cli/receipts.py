@@ -1,14 +1,14 @@
-"""`interlock receipt`: what was done to the outside world, and undoing it."""
+"""`interlock receipt`: effects on other systems, and undoing them."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from interlock.cli import decisions, run_view, show
+from interlock.cli import approval_views, formatting, run_view
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
-from interlock.cli.text import parse_json
+from interlock.cli.parsing import parse_json
 
 if TYPE_CHECKING:
     from interlock.wire import Receipt
@@ -29,10 +29,10 @@ def list_receipts(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
     as_json: Json = False,
 ) -> None:
-    """List the effects of a run, and what became of each."""
+    """List the effects of a run, and the result of each."""
     with connect(ctx) as client:
         page = client.receipts(run_id)
-    show.print_page(page, decisions.RECEIPTS, as_json=as_json)
+    formatting.print_page(page, approval_views.RECEIPTS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock receipt show 01990000-0000-7000-8000-000000000000"))
@@ -62,7 +62,10 @@ def resolve(
     reason: Reason = None,
     as_json: Json = False,
 ) -> None:
-    """Say what became of an effect in doubt. Look first: after --did-not-happen it is done again."""
+    """Resolve an effect in doubt.
+
+    Check the other system first: after --did-not-happen the effect is attempted again.
+    """
     outcome = _the_one_outcome(happened=happened, did_not_happen=did_not_happen, fail=fail)
     if output is not None and not happened:
         raise typer.BadParameter("only what happened has an output", param_hint="--output")
@@ -76,10 +79,10 @@ def resolve(
     epilog=example('interlock receipt reverse 01990000-0000-7000-8000-000000000000 --reason "charged the wrong card"')
 )
 def reverse(ctx: typer.Context, receipt_id: ReceiptId, reason: Reason = None, as_json: Json = False) -> None:
-    """Undo an effect, at most once. A new run does it, which policy may hold like any other."""
+    """Undo an effect, at most once, with a new run. Policy may require approval of that run."""
     with connect(ctx) as client:
         run = client.reverse_receipt(receipt_id, reason=reason)
-    show.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
+    formatting.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
 
 
 def _the_one_outcome(
@@ -96,4 +99,4 @@ def _the_one_outcome(
 
 
 def _print_receipt(receipt: "Receipt", *, as_json: bool) -> None:
-    show.print_view(receipt, lambda: decisions.receipt_page(receipt), as_json=as_json)
+    formatting.print_view(receipt, lambda: approval_views.receipt_page(receipt), as_json=as_json)

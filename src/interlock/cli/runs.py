@@ -1,16 +1,16 @@
-"""`interlock run`: start runs, look at them, decide about them, stop them."""
+"""`interlock run`: start, show, decide and stop runs."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli import run_view, show
+from interlock.cli import approval_views, formatting, run_view
 from interlock.cli.batch import batch
 from interlock.cli.connection import connect
-from interlock.cli.options import Cursor, Json, Limit, Version
-from interlock.cli.outcome import example
-from interlock.cli.text import parse_input, parse_seconds, visible
+from interlock.cli.exit_codes import example
+from interlock.cli.options import Cursor, Digest, Json, Limit, Version
+from interlock.cli.parsing import parse_input, parse_seconds, visible
 from interlock.lifecycle import RUN, ApprovalState, RunState
 
 if TYPE_CHECKING:
@@ -26,19 +26,19 @@ app = typer.Typer(
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept with the decision.")]
 
-RUNS: "show.Columns[Run]" = {
+RUNS: "formatting.Columns[Run]" = {
     "id": lambda run: run.id,
     "workflow": lambda run: visible(f"{run.workflow}@{run.workflow_version}"),
-    "status": lambda run: show.word(run.status),
+    "status": lambda run: formatting.word(run.status),
     "reason": lambda run: run.reason or visible(run.waiting_for or ""),
-    "created": lambda run: show.moment(run.created_at),
-    "took": lambda run: show.took(run.created_at, run.completed_at),
+    "created": lambda run: formatting.moment(run.created_at),
+    "took": lambda run: formatting.took(run.created_at, run.completed_at),
 }
 
 
-# How long one request waits on the server; the command goes on asking.
+# How long one request waits on the server; the command then asks again.
 _WAIT_SECONDS = 30.0
-# A server that does not wait must not be asked all the time.
+# If a server answers at once without waiting, the command must not ask it continuously.
 _POLL_SECONDS = 0.5
 
 
@@ -91,20 +91,27 @@ app.command(
 )(batch)
 
 
-@app.command("list", epilog=example("interlock run list --status waiting_approval --limit 20"))
+@app.command(
+    "list",
+    epilog=example(
+        "interlock run list --status waiting_approval --limit 20",
+        "interlock run list --job 01990000-0000-7000-8000-000000000000 --status failed",
+    ),
+)
 def list_runs(
     ctx: typer.Context,
     status: Annotated[RunState | None, typer.Option(help="Only runs in this state.")] = None,
     workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
     parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run started.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="JOB", help="Only runs of this job.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
     with connect(ctx) as client:
-        page = client.runs(status=status, workflow=workflow, parent=parent, limit=limit, cursor=cursor)
-    show.print_page(page, RUNS, as_json=as_json)
+        page = client.runs(status=status, workflow=workflow, parent=parent, job=job, limit=limit, cursor=cursor)
+    formatting.print_page(page, RUNS, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock run show 01990000-0000-7000-8000-000000000000"))
@@ -122,10 +129,17 @@ def watch_run(ctx: typer.Context, run_id: RunId, as_json: Json = False) -> None:
 
 
 @app.command(epilog=example('interlock run approve 01990000-0000-7000-8000-000000000000 --reason "checked the charge"'))
-def approve(ctx: typer.Context, run_id: RunId, reason: Reason = None, as_json: Json = False) -> None:
-    """Approve what a run waits for."""
+def approve(
+    ctx: typer.Context, run_id: RunId, reason: Reason = None, digest: Digest = None, as_json: Json = False
+) -> None:
+    """Approve everything a run waits for, or with --digest that one action. Fails if the run waits for no approval."""
     with connect(ctx) as client:
-        _print_run(client.approve(run_id, reason=reason), as_json=as_json)
+        run = client.approve(run_id, reason=reason, digest=digest)
+        waits = run.status is RunState.WAITING_APPROVAL and not as_json
+        voted = waits and any(approval.voted for approval in _open_approvals(client, run_id))
+    _print_run(run, as_json=as_json)
+    if voted:
+        formatting.console().print(approval_views.voted_line())
 
 
 @app.command(epilog=example('interlock run reject 01990000-0000-7000-8000-000000000000 --reason "wrong amount"'))
@@ -148,7 +162,7 @@ def cancel(ctx: typer.Context, run_id: RunId, reason: Reason = None, as_json: Js
 
 @app.command(epilog=example("interlock run retry 01990000-0000-7000-8000-000000000000"))
 def retry(ctx: typer.Context, run_id: RunId, as_json: Json = False) -> None:
-    """Start a new run that goes on where this one failed."""
+    """Start a new run that continues a failed one."""
     with connect(ctx) as client:
         _print_run(client.retry(run_id), as_json=as_json)
 
@@ -164,37 +178,37 @@ def events(
     """Print a run's journal, one line per event. With --follow --json: one JSON object per line."""
     from interlock.wire import Event, Page
 
-    out = show.console()
+    out = formatting.console()
     with connect(ctx) as client:
         if not follow:
             found = _all_events(client, run_id, after)
             if as_json:
-                show.print_json(Page[Event](items=found))
+                formatting.print_json(Page[Event](items=found))
             for event in () if as_json else found:
                 run_view.print_event(out, event)
             return
         for event in client.follow(run_id, after):
             if as_json:
-                show.print_json(event, indent=None)
+                formatting.print_json(event, indent=None)
             else:
                 run_view.print_event(out, event)
 
 
 def _print_run(run: "Run", *, as_json: bool) -> None:
-    show.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
+    formatting.print_view(run, lambda: run_view.run_page(run), as_json=as_json)
 
 
 def _watch_to_the_end(client: "Client", run: "Run", *, as_json: bool) -> None:
     from interlock.cli.watch import watch
 
     run = watch(client, run, as_json=as_json)
-    if not as_json:  # the steps were on the screen already
+    if not as_json:  # the steps were shown live
         _print_run(run.model_copy(update={"steps": []}), as_json=False)
     _fail_unless_well(run)
 
 
 def _wait_for(client: "Client", run: "Run") -> "Run":
-    """The run when it ended or needs a person."""
+    """Wait until the run has ended or needs a person, and return it."""
     while run.status not in RUN.terminal and run.status is not RunState.WAITING_APPROVAL:
         asked = time.monotonic()
         run = client.run(run.id, wait=_WAIT_SECONDS)
@@ -204,7 +218,7 @@ def _wait_for(client: "Client", run: "Run") -> "Run":
 
 def _fail_unless_well(run: "Run") -> None:
     if run.status in RUN.terminal and run.status is not RunState.SUCCEEDED:
-        why = ": ".join(filter(None, (run.reason, show.brief(run.error))))
+        why = ": ".join(filter(None, (run.reason, formatting.brief(run.error))))
         raise typer.TyperException(f"run {run.id} {run.status}: {why}")
 
 
@@ -223,12 +237,15 @@ def _open_approvals(client: "Client", run_id: str) -> "list[Approval]":
     while page.next_cursor:
         page = client.approvals(status=ApprovalState.REQUESTED, run_id=run_id, cursor=page.next_cursor)
         found += page.items
-    # Looked at again here: a refusal must never reach another run's approval.
+    # Checked again here: a rejection must never reach another run's approval.
     return [approval for approval in found if approval.run_id == run_id]
 
 
 def _reject_all(client: "Client", approvals: "list[Approval]", reason: str | None) -> None:
-    """The first refusal may end the run and with it the other approvals; that they are gone is then no error."""
+    """Reject all approvals.
+
+    The first rejection may end the run and close the others, so a later 409 is not an error.
+    """
     from interlock.client import ApiError
 
     for number, approval in enumerate(approvals):

@@ -1,4 +1,4 @@
-"""`interlock schedule`: runs at times."""
+"""`interlock schedule`: runs at fixed times."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -6,11 +6,11 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from interlock.cli import run_view, show
+from interlock.cli import formatting, run_view
 from interlock.cli.connection import connect
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Cursor, Json, Limit
-from interlock.cli.outcome import example
-from interlock.cli.text import parse_input, visible
+from interlock.cli.parsing import parse_input, visible
 
 if TYPE_CHECKING:
     from interlock.wire import Schedule
@@ -23,21 +23,21 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="The schedule's name.")]
 
-SCHEDULES: "show.Columns[Schedule]" = {
+SCHEDULES: "formatting.Columns[Schedule]" = {
     "name": lambda schedule: visible(schedule.name),
     "cron": lambda schedule: visible(schedule.cron),
     "timezone": lambda schedule: visible(schedule.timezone),
     "workflow": lambda schedule: visible(schedule.workflow),
     "missed": lambda schedule: schedule.missed,
     "next": lambda schedule: _next(schedule),
-    "last": lambda schedule: show.moment(schedule.last_slot),
+    "last": lambda schedule: formatting.moment(schedule.last_slot),
 }
 
 
 def _next(schedule: "Schedule") -> Text:
     if schedule.paused_at is not None:
         return Text("paused", style="yellow")
-    return Text(show.moment(schedule.next_at))
+    return Text(formatting.moment(schedule.next_at))
 
 
 @app.command(
@@ -60,11 +60,11 @@ def create(
     ] = "last",
     as_json: Json = False,
 ) -> None:
-    """Start a workflow at times. It acts with the key that creates it."""
+    """Create a schedule for a workflow. It acts with the key that creates it."""
     values = parse_input(input, param or ())
     with connect(ctx) as client:
         schedule = client.create_schedule(name, cron, workflow, values, timezone=timezone, missed=missed)
-    show.print_view(schedule, lambda: show.table([schedule], SCHEDULES), as_json=as_json)
+    formatting.print_view(schedule, lambda: formatting.table([schedule], SCHEDULES), as_json=as_json)
 
 
 @app.command("list", epilog=example("interlock schedule list"))
@@ -72,7 +72,7 @@ def list_schedules(ctx: typer.Context, limit: Limit = 50, cursor: Cursor = None,
     """List schedules, with their next and last slots."""
     with connect(ctx) as client:
         page = client.schedules(limit=limit, cursor=cursor)
-    show.print_page(page, SCHEDULES, as_json=as_json)
+    formatting.print_page(page, SCHEDULES, as_json=as_json)
 
 
 @app.command("show", epilog=example("interlock schedule show nightly"))
@@ -80,54 +80,57 @@ def show_schedule(ctx: typer.Context, name: Name, as_json: Json = False) -> None
     """Show a schedule."""
     with connect(ctx) as client:
         schedule = client.schedule(name)
-    show.print_view(schedule, lambda: _page(schedule), as_json=as_json)
+    formatting.print_view(schedule, lambda: _page(schedule), as_json=as_json)
 
 
 @app.command(epilog=example("interlock schedule pause nightly"))
 def pause(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Start nothing until it is resumed."""
+    """Pause a schedule. It starts nothing until it is resumed."""
     with connect(ctx) as client:
         schedule = client.pause_schedule(name)
-    show.print_view(schedule, lambda: f"paused {visible(schedule.name)}", as_json=as_json)
+    formatting.print_view(schedule, lambda: f"paused {visible(schedule.name)}", as_json=as_json)
 
 
 @app.command(epilog=example("interlock schedule resume nightly"))
 def resume(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Go on from now. The slots of the pause are not made up for. If its key was revoked, yours takes its place."""
+    """Resume from now on; slots missed during the pause are skipped.
+
+    If the schedule's key was revoked, yours replaces it.
+    """
     with connect(ctx) as client:
         schedule = client.resume_schedule(name)
-    said = f"resumed {visible(schedule.name)}, next at {show.moment(schedule.next_at)}"
-    show.print_view(schedule, lambda: said, as_json=as_json)
+    said = f"resumed {visible(schedule.name)}, next at {formatting.moment(schedule.next_at)}"
+    formatting.print_view(schedule, lambda: said, as_json=as_json)
 
 
 @app.command(epilog=example("interlock schedule run nightly"))
 def run(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Start a run now, besides the slots."""
+    """Start a run now, in addition to the slots."""
     with connect(ctx) as client:
         started = client.run_schedule(name)
-    show.print_view(started, lambda: run_view.run_page(started), as_json=as_json)
+    formatting.print_view(started, lambda: run_view.run_page(started), as_json=as_json)
 
 
 @app.command(epilog=example("interlock schedule delete nightly"))
 def delete(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Delete a schedule. Runs that were started go on."""
+    """Delete a schedule. Runs that were started continue."""
     with connect(ctx) as client:
         schedule = client.delete_schedule(name)
-    show.print_view(schedule, lambda: f"deleted {visible(schedule.name)}", as_json=as_json)
+    formatting.print_view(schedule, lambda: f"deleted {visible(schedule.name)}", as_json=as_json)
 
 
 def _page(schedule: "Schedule") -> RenderableType:
-    return show.facts(
+    return formatting.facts(
         schedule=visible(schedule.name),
         cron=visible(schedule.cron),
         timezone=visible(schedule.timezone),
         workflow=visible(schedule.workflow),
-        input=show.cell(schedule.input) if schedule.input else None,
+        input=formatting.cell(schedule.input) if schedule.input else None,
         missed_slots=schedule.missed,
         acts_as=visible(schedule.acts_as),
         next=_next(schedule),
-        paused=show.moment(schedule.paused_at),
+        paused=formatting.moment(schedule.paused_at),
         why=Text(visible(schedule.paused_why), style="red") if schedule.paused_why else None,
-        last_slot=show.moment(schedule.last_slot),
+        last_slot=formatting.moment(schedule.last_slot),
         last_run=schedule.last_run_id,
     )

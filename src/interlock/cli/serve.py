@@ -1,15 +1,17 @@
-"""The commands that are Interlock itself: up, supervise, demo, flows, db."""
+"""The commands that run Interlock itself: up, supervise, demo, flows, db."""
 
+from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.environment import read_settings, tools_here
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
-from interlock.cli.text import one_line, visible
+from interlock.cli.parsing import one_line, visible
 
 if TYPE_CHECKING:
     from interlock.main import Serving
@@ -29,11 +31,19 @@ Labels = Annotated[
 Tenants = Annotated[list[str] | None, typer.Option(help="Serve this tenant; can be repeated. Else all.")]
 
 
-FLOWS: "show.Columns[Flow]" = {
+FLOWS: "formatting.Columns[Flow]" = {
     "flow": lambda flow: visible(flow.name),
     "version": lambda flow: visible(flow.version),
     "new runs": lambda flow: "no, retired" if flow.retired else "yes",
     "description": lambda flow: one_line(flow.description),
+}
+
+
+MONTHS: "formatting.Columns[dict[str, Any]]" = {
+    "month": lambda month: month["name"],
+    "state": lambda month: "taken out" if month["detached_at"] else "kept" if month["kept_at"] else "in the journal",
+    "taken out": lambda month: formatting.moment(month["detached_at"]),
+    "dropped": lambda month: formatting.moment(month["drops_at"]),
 }
 
 
@@ -75,7 +85,7 @@ def supervise(
     label: Labels = None,
     tenant: Tenants = None,
 ) -> int:
-    """Keep worker processes alive on this machine, and start those that others ask for."""
+    """Keep worker processes alive on this machine, and start the workers that users create."""
     settings = read_settings()
     from interlock import main
 
@@ -85,11 +95,11 @@ def supervise(
 def demo(
     yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
 ) -> int:
-    """A refund that stops for a person, from nothing to done."""
+    """Run a refund that stops for approval, from start to finish."""
     settings = read_settings()
     from interlock import main
 
-    return main.demo(settings, yes=yes, console=show.console())
+    return main.demo(settings, yes=yes, console=formatting.console())
 
 
 def flows(as_json: Json = False) -> None:
@@ -101,9 +111,9 @@ def flows(as_json: Json = False) -> None:
         for flow in tools_here().flows.all()
     ]
     if found or as_json:
-        show.print_page(Page[Flow](items=found), FLOWS, as_json=as_json)
+        formatting.print_page(Page[Flow](items=found), FLOWS, as_json=as_json)
     else:
-        show.console().print("none; name files of yours in INTERLOCK_TOOLS")
+        formatting.console().print("none; name files of yours in INTERLOCK_TOOLS")
 
 
 @db.command(epilog=example("interlock db migrate"))
@@ -114,9 +124,9 @@ def migrate(as_json: Json = False) -> None:
 
     applied = main.migrate(settings)
     if as_json:
-        show.print_json({"applied": applied})
+        formatting.print_json({"applied": applied})
     else:
-        show.console().print("\n".join(f"applied {name}" for name in applied) or "up to date")
+        formatting.console().print("\n".join(f"applied {name}" for name in applied) or "up to date")
 
 
 @db.command(epilog=example("interlock db status --json"))
@@ -127,13 +137,90 @@ def status(as_json: Json = False) -> None:
 
     found = main.database_status(settings)
     if as_json:
-        show.print_json(found)
+        formatting.print_json(found)
     else:
-        show.console().print(_status_page(found))
+        formatting.console().print(_status_page(found))
+
+
+Month = Annotated[str, typer.Argument(metavar="MONTH", help="A month of the journal, like 2026-01.")]
+
+
+@db.command(epilog=example("interlock db months", "interlock db months --json"))
+def months(as_json: Json = False) -> None:
+    """List the months of the journal, including those that retention removed and will drop."""
+    settings = read_settings()
+    from interlock import main
+
+    found = main.journal_months(settings)
+    if as_json:
+        formatting.print_json({"items": found})
+    else:
+        formatting.console().print(formatting.table(found, MONTHS))
+
+
+@db.command(epilog=example("interlock db keep 2026-01"))
+def keep(month: Month, as_json: Json = False) -> None:
+    """Restore a month to the journal after retention removed it, and keep it."""
+    _keep(month, kept=True, as_json=as_json)
+
+
+@db.command(epilog=example("interlock db release 2026-01"))
+def release(month: Month, as_json: Json = False) -> None:
+    """Let retention remove a month again that was kept."""
+    _keep(month, kept=False, as_json=as_json)
+
+
+def _keep(month: str, *, kept: bool, as_json: bool) -> None:
+    settings = read_settings()
+    from interlock import main
+
+    main.keep_month(settings, month, kept=kept)
+    if as_json:
+        formatting.print_json({"name": month, "kept": kept})
+    else:
+        formatting.console().print(f"{month} is kept." if kept else f"{month} goes when it is old enough.")
+
+
+@db.command(epilog=example("interlock db restored", "interlock db restored --yes --json"))
+def restored(
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False, as_json: Json = False
+) -> None:
+    """Begin a new epoch after the database was restored to an earlier moment. Stop all processes first.
+
+    The writes of runs that were open at that moment may already have happened. They are held for people, unless the
+    tool is idempotent or can report what happened. Every schedule is paused.
+    """
+    settings = read_settings()
+    from interlock import main
+
+    if not yes:
+        _ask_about_restore(main.database_restored_to(settings))
+    epoch = main.begin_epoch(settings)
+    if as_json:
+        formatting.print_json(asdict(epoch))
+        return
+    formatting.console().print(
+        f"Epoch {epoch.number} began. The database was restored to {epoch.restored_to:%Y-%m-%d %H:%M:%S} UTC.\n"
+        f"Runs that had not ended: {epoch.runs}. Writes that they may already have done are held for people.\n"
+        f"Schedules that are paused now: {', '.join(map(visible, epoch.schedules)) or 'none'}.\n"
+        "Start the servers and workers. Resume each schedule with `interlock schedule resume NAME`."
+    )
+
+
+def _ask_about_restore(moment: datetime) -> None:
+    typer.echo(
+        f"The latest moment that the database knows is {moment:%Y-%m-%d %H:%M:%S} UTC.\n"
+        "Every worker that is still running loses its runs, and every schedule is paused.",
+        err=True,
+    )
+    try:
+        typer.confirm("Was the database restored, and are all processes stopped?", abort=True, err=True)
+    except typer.Abort:
+        raise typer.TyperException("nothing was changed; --yes is for where nobody can be asked") from None
 
 
 def _status_page(found: dict[str, Any]) -> RenderableType:
-    return show.facts(
+    return formatting.facts(
         database=f"{found['url']} ({'embedded' if found['embedded'] else 'external'})",
         postgresql=str(found["server_version"]),
         size=f"{found['size_bytes'] / 1_000_000:.1f} MB",

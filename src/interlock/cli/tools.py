@@ -1,20 +1,23 @@
-"""`interlock tools`: what can be called, those of MCP servers too. `interlock mcp`: ours, for other agents."""
+"""`interlock tools`: the available tools, including those of MCP servers.
+
+`interlock mcp`: serve our tools to agents.
+"""
 
 import asyncio
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings, tools_here
-from interlock.cli.offers import changes_of, changes_text
+from interlock.cli.exit_codes import example
+from interlock.cli.mcp_diff import changes_of, changes_text
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
-from interlock.cli.text import one_line, visible
+from interlock.cli.parsing import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +40,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Accept what changed without be
 _RESTART = "Restart `interlock up` and the workers to use them."
 
 
-TOOLS: "show.Columns[Tool]" = {
+TOOLS: "formatting.Columns[Tool]" = {
     "name": lambda tool: visible(tool.name),
     "effect": lambda tool: "writes" if tool.writes else "reads",
     "risk": lambda tool: tool.risk,
@@ -48,16 +51,16 @@ TOOLS: "show.Columns[Tool]" = {
 
 @app.callback()
 def list_tools(ctx: typer.Context, as_json: Json = False) -> None:
-    """List the tools that a worker here would load: of INTERLOCK_TOOLS, and of the MCP servers that were added."""
+    """List the tools that a worker here would load: those of INTERLOCK_TOOLS and of the added MCP servers."""
     if ctx.invoked_subcommand is not None:
         return
     from interlock.wire import Page, Tool
 
     found = [Tool.model_validate(tool, from_attributes=True) for tool in tools_here().all()]
     if found or as_json:
-        show.print_page(Page[Tool](items=found), TOOLS, as_json=as_json)
+        formatting.print_page(Page[Tool](items=found), TOOLS, as_json=as_json)
     else:
-        show.console().print("none; name files of yours in INTERLOCK_TOOLS, or add a server with tools add-mcp")
+        formatting.console().print("none; name files of yours in INTERLOCK_TOOLS, or add a server with tools add-mcp")
 
 
 @app.command(
@@ -79,16 +82,35 @@ def add_mcp(
     ] = None,
     trust: Trust = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long a call may take.")] = 300,
+    connect_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="How long the server may take to start and to list its tools."),
+    ] = 30,
+    on_error: Annotated[
+        Literal["failed", "in_doubt"],
+        typer.Option(
+            metavar="failed|in_doubt",
+            help="What an error of the server means for a write: not done, or a person has to find out.",
+        ),
+    ] = "in_doubt",
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="A tenant that has the tools, instead of `default`; repeatable.")
+    ] = None,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Every tenant has the tools.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Make the tools of an MCP server tools here. What it offers now is what is accepted.
+    """Add an MCP server and accept the tools that it offers now.
 
-    A name that is taken is replaced; if its tools differ from those that were accepted, you are asked.
+    The server acts with the rights of this installation, so only tenant `default` has its tools by default.
+
+    An existing server of the same name is replaced. If its tools differ from the accepted ones, the command asks.
     """
-    from interlock.tools.mcp import Server, check_server_name
+    from interlock.tools.mcp import DEFAULT_TENANT, OnError, Server, check_server_name
 
     check_server_name(name)
+    if all_tenants and tenant:
+        raise typer.BadParameter("name tenants, or say --all-tenants", param_hint="--tenant")
     if bool(command) == bool(url):
         raise typer.BadParameter("give an address, or a command after --", param_hint="--url / COMMAND")
     if env and url:
@@ -96,8 +118,10 @@ def add_mcp(
     if token_env and not url:
         raise typer.BadParameter("only an address has a token; a command gets it with --env", param_hint="--token-env")
     server = Server(
-        name, tuple(command or ()), url, tuple(env or ()), trust, token_env=token_env, timeout_seconds=timeout
-    )
+        name, tuple(command or ()), url, tuple(env or ()), trust, token_env=token_env, timeout_seconds=timeout,
+        connect_seconds=connect_timeout, on_error=OnError(on_error),
+        tenants=() if all_tenants else tuple(tenant or (DEFAULT_TENANT,)),
+    )  # fmt: skip
     _accept(server, yes=yes, as_json=as_json)
 
 
@@ -105,24 +129,27 @@ def add_mcp(
     "accept-mcp", epilog=example("interlock tools accept-mcp files", "interlock tools accept-mcp files --yes --json")
 )
 def accept_mcp(name: Name, yes: Yes = False, as_json: Json = False) -> None:
-    """See what changed in what a server offers, and accept it or not. Without a terminal it needs --yes."""
+    """Show what changed in a server's tools, and ask whether to accept it. Without a terminal it needs --yes."""
     _accept(_known(name), yes=yes, as_json=as_json)
 
 
 @app.command("remove-mcp", epilog=example("interlock tools remove-mcp files"))
 def remove_mcp(name: Name) -> None:
-    """Forget an MCP server and its tools."""
+    """Remove an MCP server and its tools."""
     from interlock.settings import mcp_file
     from interlock.tools.mcp import read_servers, write_servers
 
     _known(name)
     path = mcp_file(read_settings())
     write_servers(path, {other: server for other, server in read_servers(path).items() if other != name})
-    show.console().print(visible(f"{name} is forgotten. {_RESTART}"))
+    formatting.console().print(visible(f"{name} is forgotten. {_RESTART}"))
 
 
 def serve_mcp(ctx: typer.Context) -> None:
-    """Be an MCP server on stdin and stdout: other agents get the tools here, through the gate. Nothing approves."""
+    """Serve MCP on stdin and stdout: other agents call the tools here through the gate.
+
+    No tool can approve anything.
+    """
     from interlock import __version__
     from interlock.client import AsyncClient
     from interlock.client.mcp import serve
@@ -156,20 +183,21 @@ def _accept(server: "Server", *, yes: bool, as_json: bool) -> None:
     is_asked = known is not None and bool(gone or any(line["news"] for line in lines))
     accepted = yes or not is_asked
     if as_json:
-        show.print_json({"tools": lines, "gone": gone, "accepted": accepted})
+        formatting.print_json({"tools": lines, "gone": gone, "accepted": accepted})
     else:
         _print_offer(lines, gone, in_full=is_asked)
         accepted = accepted or (_can_ask() and typer.confirm("Accept?", default=None))
     if not accepted:
         raise typer.TyperException(_not_accepted(server.name, as_json=as_json))
-    # What was shown is what is kept, whatever the server says by now; other servers are as they are by now.
+    # Store exactly what was shown, even if this server has changed since; other servers keep their current entry in the
+    # file.
     write_servers(path, read_servers(path) | {server.name: replace(server, tools=tools)})
     if not as_json:
-        show.console().print(visible(f"{len(tools)} tools of {server.name} are accepted. {_RESTART}"))
+        formatting.console().print(visible(f"{len(tools)} tools of {server.name} are accepted. {_RESTART}"))
 
 
 def _can_ask() -> bool:
-    """Whether somebody sees what is shown and can answer."""
+    """Return whether a person at a terminal sees the output and can answer."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -194,10 +222,10 @@ def _line(
 
 
 def _print_offer(lines: list[dict[str, Any]], gone: list[str], *, in_full: bool) -> None:
-    """A server that was known before: what changed, whole. One that is new: what it has, at a glance."""
-    out = show.console()
+    """Print what a server offers: for a known server all changes, for a new one an overview."""
+    out = formatting.console()
     columns = ("name", "effect", "risk", "news", "description")
-    out.print(show.table(lines, {key: partial(_field, key) for key in columns} if lines else {}))
+    out.print(formatting.table(lines, {key: partial(_field, key) for key in columns} if lines else {}))
     for line in lines if in_full else ():
         if line["news"]:
             out.print(changes_text(line["name"], line["news"], line["changes"]))

@@ -1,4 +1,4 @@
-"""Watching a run: its steps on the screen, moved by its events."""
+"""Watching a run: its steps on the screen, updated by its events."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from interlock.cli import run_view, show
-from interlock.cli.text import visible
+from interlock.cli import formatting, run_view
+from interlock.cli.parsing import visible
 from interlock.lifecycle import STEP, StepState
 
 if TYPE_CHECKING:
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def watch(client: "Client", run: "Run", *, as_json: bool = False) -> "Run":
-    """Show a run until it ends, and answer how it ended. Without a terminal: one line per event."""
+    """Show a run until it ends, and return how it ended. Without a terminal: one line per event."""
     events = client.follow(run.id)
-    out = show.console()
+    out = formatting.console()
     if as_json:
         for event in events:
-            show.print_json(event, indent=None)
+            formatting.print_json(event, indent=None)
     elif out.is_terminal:
-        _watch_live(Progress(run), events, out)
+        _watch_live(RunProgress(run), events, out)
     else:
         for event in events:
             run_view.print_event(out, event)
     return client.run(run.id)
 
 
-def _watch_live(progress: "Progress", events: "Iterator[Event]", out: Console) -> None:
-    # Drawn anew several times a second and not only on events, so that running steps show how long they take.
+def _watch_live(progress: "RunProgress", events: "Iterator[Event]", out: Console) -> None:
+    # Redrawn several times a second and not only on events, so that running steps show how long they have taken.
     with Live(console=out, refresh_per_second=8, get_renderable=progress.page):
         for event in events:
             progress.apply(event)
@@ -49,12 +49,12 @@ def _declared(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _began(event: "Event") -> datetime:
-    """Of a short step only its end is told, and how long it took."""
+    """Return when a step began. A short step has only one event, its end, with its duration."""
     return event.at - timedelta(milliseconds=event.data.get("duration_ms") or 0)
 
 
-class Progress:
-    """A run as its events tell it, starting from how it was when we began to look."""
+class RunProgress:
+    """A run, updated by its events from the state in which it was first read."""
 
     def __init__(self, run: "Run") -> None:
         self.run = run
@@ -69,7 +69,7 @@ class Progress:
     def _move_step(self, key: str, state: str, event: "Event") -> None:
         steps, data = [step.model_dump() for step in self.run.steps], event.data
         found = next((step for step in steps if step["key"] == key), None)
-        if found is None:  # a flow's steps are known only when they happen, and say then what they are
+        if found is None:  # a flow's steps appear with their first event, which describes them
             found = {"id": key, "key": key, "index": len(steps)} | _declared(data.get("declares") or {})
             steps.append(found)
         found["status"] = state
@@ -92,7 +92,7 @@ class Progress:
         run, total = self.run, len(self.run.steps)
         head = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=max(total, 1), completed=self.settled, width=30)
-        head.add_row(visible(run.workflow), show.word(run.status), bar, f"{self.settled}/{total}")
-        # Its id, for whoever stops watching; and what to do where nothing more happens by itself.
+        head.add_row(visible(run.workflow), formatting.word(run.status), bar, f"{self.settled}/{total}")
+        # The run's id, to return to it later, or the command to decide if the run waits for approval.
         parts: list[RenderableType] = [head, run_view.to_decide(run) or Text(f"run {run.id}", style="dim")]
-        return Group(*parts, show.table(run.steps, run_view.STEPS))
+        return Group(*parts, formatting.table(run.steps, run_view.STEPS))

@@ -1,4 +1,4 @@
-"""`interlock worker`: be one, and see to those that are there."""
+"""`interlock worker`: run a worker, and manage the existing ones."""
 
 import os
 import time
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli import show
+from interlock.cli import formatting
 from interlock.cli.connection import connect
 from interlock.cli.environment import read_settings
+from interlock.cli.exit_codes import example
 from interlock.cli.options import Json
-from interlock.cli.outcome import example
+from interlock.cli.parsing import one_line, visible
 from interlock.cli.serve import Concurrency, Labels, Tenants, serving
-from interlock.cli.text import one_line, visible
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import JobEvent, Worker
+    from interlock.wire import JobHistoryEvent, WorkerView
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -34,10 +34,10 @@ _ID = "01990000-0000-7000-8000-000000000000"
 _FOLLOW_SECONDS = 0.3
 
 
-WORKERS: "show.Columns[Worker]" = {
+WORKERS: "formatting.Columns[WorkerView]" = {
     "id": lambda worker: worker.id,
     "name": lambda worker: visible(worker.name),
-    "status": lambda worker: show.word(worker.status),
+    "status": lambda worker: formatting.word(worker.status),
     "host": lambda worker: visible(worker.host or ""),
     "pid": lambda worker: str(worker.pid or ""),
     "runs": lambda worker: f"{worker.holds}/{worker.capacity}",
@@ -54,6 +54,8 @@ def worker(
     label: Labels = None,
     tenant: Tenants = None,
     adopt: Annotated[str | None, typer.Option(hidden=True)] = None,
+    after_loss: Annotated[bool, typer.Option("--after-loss", hidden=True)] = False,
+    pulse: Annotated[int | None, typer.Option("--pulse", hidden=True)] = None,
 ) -> None:
     if ctx.invoked_subcommand is not None:
         return
@@ -62,7 +64,8 @@ def worker(
 
     from interlock import main
 
-    main.work(settings, serving(concurrency, label, tenant), UUID(adopt) if adopt else None)
+    serve, place = serving(concurrency, label, tenant), UUID(adopt) if adopt else None
+    main.work(settings, serve, place, after_loss=after_loss, pulse=pulse)
 
 
 @app.command("list", epilog=example("interlock worker list", "interlock worker list --all --json"))
@@ -71,38 +74,38 @@ def list_workers(
     all: Annotated[bool, typer.Option("--all", help="Also those that left long ago.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the workers that are there, and those that left within the last hour."""
+    """List the current workers, and those that left within the last hour."""
     with connect(ctx) as client:
         page = client.workers(all=all)
-    show.print_page(page, WORKERS, as_json=as_json)
+    formatting.print_page(page, WORKERS, as_json=as_json)
 
 
 @app.command("show", epilog=example(f"interlock worker show {_ID}"))
 def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) -> None:
-    """Show a worker and everything that happened to it."""
+    """Show a worker and its history."""
     with connect(ctx) as client:
         found = client.worker(worker_id)
         reserved = _reservations(client, worker_id)
     if as_json:
-        show.print_json(found)
+        formatting.print_json(found)
         return
-    out = show.console()
+    out = formatting.console()
     out.print(
-        show.facts(
-            worker=found.id, name=visible(found.name), status=show.word(found.status),
+        formatting.facts(
+            worker=found.id, name=visible(found.name), status=formatting.word(found.status),
             reason=visible(found.reason or ""),
             host=visible(found.host or ""), pid=str(found.pid or ""), runs=f"{found.holds}/{found.capacity}",
-            labels=visible(", ".join(found.labels)), job=found.job_id, heartbeat=show.moment(found.heartbeat_at),
+            labels=visible(", ".join(found.labels)), job=found.job_id, heartbeat=formatting.moment(found.heartbeat_at),
         )
     )  # fmt: skip
-    out.print("", show.table(found.state_history or [], show.HISTORY), sep="\n")
+    out.print("", formatting.table(found.state_history or [], formatting.HISTORY), sep="\n")
     for event in reserved:
         what = "reserved for" if event.type == "worker_reserved" else "released from"
-        out.print(f"{show.moment(event.at)}  {what} job {event.data.get('job_id')}", style="dim")
+        out.print(f"{formatting.moment(event.at)}  {what} job {event.data.get('job_id')}", style="dim")
 
 
-def _reservations(client: "Client", worker_id: str) -> "list[JobEvent]":
-    """The jobs that it was for; nothing where one is not told."""
+def _reservations(client: "Client", worker_id: str) -> "list[JobHistoryEvent]":
+    """Return the jobs that the worker was reserved for, or none if the caller may not see them."""
     from interlock.client import ApiError
 
     try:
@@ -123,7 +126,7 @@ def create(
     start: Annotated[bool, typer.Option("--start", help="Start its process at once.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Ask for a worker; its process is started on a host with a supervisor."""
+    """Create a worker. Its process is started on a host with a supervisor."""
     with connect(ctx) as client:
         made = client.create_worker(
             name=name, workspace_id=workspace, host=host, labels=label or ("default",), tenants=tenant,
@@ -132,8 +135,8 @@ def create(
         _print_worker(client.start_worker(made.id) if start else made, as_json=as_json)
 
 
-def _print_worker(worker: "Worker", *, as_json: bool) -> None:
-    show.print_view(worker, lambda: show.table([worker], WORKERS), as_json=as_json)
+def _print_worker(worker: "WorkerView", *, as_json: bool) -> None:
+    formatting.print_view(worker, lambda: formatting.table([worker], WORKERS), as_json=as_json)
 
 
 @app.command(epilog=example(f"interlock worker start {_ID}"))
@@ -147,7 +150,7 @@ def start(ctx: typer.Context, worker_id: WorkerId, request_id: RequestId = None,
 def pause(
     ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
 ) -> None:
-    """Let a worker finish the steps that it is at, and take no more."""
+    """Pause a worker. It finishes its current steps and takes no more."""
     with connect(ctx) as client:
         _print_worker(client.pause_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
@@ -156,7 +159,7 @@ def pause(
 def resume(
     ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
 ) -> None:
-    """Let a paused worker go on."""
+    """Resume a paused worker."""
     with connect(ctx) as client:
         _print_worker(client.resume_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
@@ -165,7 +168,7 @@ def resume(
 def terminate(
     ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
 ) -> None:
-    """End a worker at once; its runs go to others."""
+    """Terminate a worker at once. Other workers take its runs."""
     with connect(ctx) as client:
         _print_worker(client.terminate_worker(worker_id, reason=reason, request_id=request_id), as_json=as_json)
 
@@ -177,8 +180,8 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it writes.")] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 200,
 ) -> None:
-    """Print what a worker of a supervisor on this machine wrote; of others, say where that is."""
-    out = show.console()
+    """Print the log of a supervised worker on this machine; for other workers, print its location."""
+    out = formatting.console()
     with _log_of(ctx, worker_id).open(errors="replace") as file:
         for line in file.readlines()[-lines:]:
             out.print(visible(line.rstrip("\n")))
@@ -188,11 +191,11 @@ def logs(
             else:
                 time.sleep(_FOLLOW_SECONDS)
                 if os.fstat(file.fileno()).st_size < file.tell():
-                    file.seek(0)  # it had grown too long and begins anew
+                    file.seek(0)  # the log was truncated because it had grown too long
 
 
 def _log_of(ctx: typer.Context, worker_id: str) -> Path:
-    """In our own data directory, which needs no server; else where the server says, if that is on this machine."""
+    """Return the log in our own data directory, which needs no server, or the path that the server reports."""
     from interlock.settings import worker_log
 
     ours = worker_log(read_settings(), worker_id)

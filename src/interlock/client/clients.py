@@ -1,4 +1,4 @@
-"""The clients: the same calls, carried out at once or awaited."""
+"""The clients: Client makes each call and blocks, AsyncClient awaits it."""
 
 import asyncio
 import os
@@ -10,22 +10,22 @@ from typing import Any, Self, TypeVar
 import httpx2
 
 from interlock.client.api import Api
-from interlock.client.call import Call, at
-from interlock.client.direct import THIS_MACHINE, Direct, reaches
-from interlock.client.errors import Answer, ApiError, Unreachable
-from interlock.client.persistence import FOLLOW_SILENCE_SECONDS, Attempts, Following
+from interlock.client.endpoint import EndpointCall, at
+from interlock.client.errors import ApiError, HttpResponse, Unreachable
+from interlock.client.raw_http import THIS_MACHINE, Direct, reaches
+from interlock.client.retry import FOLLOW_SILENCE_SECONDS, Attempts, Following
 from interlock.lifecycle import RunState
-from interlock.wire import Event, JobEvent, Run
+from interlock.wire import Event, JobHistoryEvent, Run
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Event | JobEvent)
+E = TypeVar("E", bound=Event | JobHistoryEvent)
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 LOOPBACK: dict[str, None] = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in THIS_MACHINE}
 
 
-class _Connection(Api):
-    """Where the server is, and what is said to it with every request."""
+class _HttpConnection(Api):
+    """The server's address and the headers of every request."""
 
     def __init__(self, url: str | None, key: str | None, timeout: float) -> None:
         self.url = (url or os.environ.get("INTERLOCK_URL") or DEFAULT_URL).rstrip("/")
@@ -45,7 +45,7 @@ class _Connection(Api):
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise Unreachable.by(httpx2.UnsupportedProtocol(""), self.url)
 
-    def _request(self, call: Call[Any]) -> dict[str, Any]:
+    def _request(self, call: EndpointCall[Any]) -> dict[str, Any]:
         return {
             "method": call.method,
             "url": self.url + call.path,
@@ -65,7 +65,7 @@ class _Connection(Api):
         }
 
 
-class Client(_Connection):
+class Client(_HttpConnection):
     """A client for scripts and threads.
 
     >>> with Client() as interlock:
@@ -85,7 +85,7 @@ class Client(_Connection):
         super().__init__(url, key, timeout)
         self._http = httpx2.Client(headers=self._headers, transport=transport, mounts=None if transport else LOOPBACK)
 
-    def send(self, call: Call[T]) -> T:
+    def send(self, call: EndpointCall[T]) -> T:
         attempts = Attempts(self.url)
         while True:
             try:
@@ -101,7 +101,7 @@ class Client(_Connection):
     def iter_runs(
         self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> Iterator[Run]:
-        """All runs, newest first; `limit` is the size of a page."""
+        """Iterate over all runs, newest first; `limit` is the size of a page."""
         cursor: str | None = None
         while True:
             page = self.runs(status=status, workflow=workflow, limit=limit, cursor=cursor)
@@ -110,12 +110,12 @@ class Client(_Connection):
                 return
 
     def follow(self, run_id: str, after: int = 0) -> Iterator[Event]:
-        """The run's events after number `after`, as they happen, until the run ends; connections may break."""
+        """Yield the run's events after number `after` until the run ends. Reconnects if the connection breaks."""
         return self._follow(Following(self.url, at("/api/runs/{}/events", run_id), Event, after))
 
-    def follow_job(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
-        """What happens to a job: its transitions, and how far it got, until it ends."""
-        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobEvent, after))
+    def follow_job(self, job_id: str, after: int = 0) -> Iterator[JobHistoryEvent]:
+        """Yield the job's events, its transitions and its progress, until the job ends."""
+        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobHistoryEvent, after))
 
     def _follow(self, following: Following[E]) -> Iterator[E]:
         while True:
@@ -148,7 +148,7 @@ class Client(_Connection):
         self.close()
 
 
-class AsyncClient(_Connection):
+class AsyncClient(_HttpConnection):
     """A client for asyncio.
 
     >>> async with AsyncClient() as interlock:
@@ -172,7 +172,7 @@ class AsyncClient(_Connection):
         address = httpx2.URL(self.url)
         self._direct = Direct(address, self._headers) if transport is None and reaches(address) else None
 
-    async def send(self, call: Call[T]) -> T:
+    async def send(self, call: EndpointCall[T]) -> T:
         attempts = Attempts(self.url)
         while True:
             try:
@@ -185,7 +185,7 @@ class AsyncClient(_Connection):
                 pause = again
             await self._sleep(pause)
 
-    async def _ask(self, call: Call[Any]) -> Answer:
+    async def _ask(self, call: EndpointCall[Any]) -> HttpResponse:
         if self._direct is None:
             return await self._http.request(**self._request(call))
         return await self._direct.request(
@@ -195,7 +195,7 @@ class AsyncClient(_Connection):
     async def iter_runs(
         self, *, status: RunState | str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Run]:
-        """All runs, newest first; `limit` is the size of a page."""
+        """Iterate over all runs, newest first; `limit` is the size of a page."""
         cursor: str | None = None
         while True:
             page = await self.runs(status=status, workflow=workflow, limit=limit, cursor=cursor)
@@ -205,12 +205,12 @@ class AsyncClient(_Connection):
                 return
 
     def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        """The run's events after number `after`, as they happen, until the run ends; connections may break."""
+        """Yield the run's events after number `after` until the run ends. Reconnects if the connection breaks."""
         return self._follow(Following(self.url, at("/api/runs/{}/events", run_id), Event, after))
 
-    def follow_job(self, job_id: str, after: int = 0) -> AsyncIterator[JobEvent]:
-        """What happens to a job: its transitions, and how far it got, until it ends."""
-        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobEvent, after))
+    def follow_job(self, job_id: str, after: int = 0) -> AsyncIterator[JobHistoryEvent]:
+        """Yield the job's events, its transitions and its progress, until the job ends."""
+        return self._follow(Following(self.url, at("/api/jobs/{}/events", job_id), JobHistoryEvent, after))
 
     async def _follow(self, following: Following[E]) -> AsyncIterator[E]:
         while True:

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its server.
+"""The errors of a client.
 
 ClientError
 ├── ApiError       the server answered, and the answer is a problem
@@ -12,11 +12,11 @@ import httpx2
 from pydantic import ValidationError
 
 from interlock.wire import Problem
-from interlock.wire.faults import wrong
+from interlock.wire.validation_errors import wrong
 
 
-class Answer(Protocol):
-    """What is asked of an answer, whoever brought it."""
+class HttpResponse(Protocol):
+    """What the client needs of an answer, independent of the HTTP library."""
 
     @property
     def status_code(self) -> int: ...
@@ -35,7 +35,7 @@ class ClientError(Exception):
 
 
 class ApiError(ClientError):
-    """A problem the server answered with; `code` is for programs, the text for people."""
+    """A problem that the server answered. `code` is for programs, the text for people."""
 
     def __init__(self, status: int, code: str, title: str, detail: str = "", fields: Mapping[str, Any] | None = None):
         super().__init__(f"{title}: {detail}" if detail else title)
@@ -46,10 +46,10 @@ class ApiError(ClientError):
         self.fields: Mapping[str, Any] = fields or {}
 
     @classmethod
-    def of(cls, response: Answer) -> "ApiError":
+    def of(cls, response: HttpResponse) -> "ApiError":
         try:
             problem = Problem.model_validate_json(response.content)
-        except ValidationError:  # a proxy's page, or another program at this address
+        except ValidationError:  # the page of a proxy, or another program at this address
             phrase = response.reason_phrase or "Error"
             return cls(
                 response.status_code,
@@ -65,16 +65,16 @@ class ApiError(ClientError):
 
     @classmethod
     def of_request(cls, detail: str) -> "ApiError":
-        """What the server would say, had it been asked."""
+        """Return the error that the server would answer, for a request that the client rejects itself."""
         return cls(422, "INVALID_REQUEST", "The request is not valid", detail)
 
     @classmethod
-    def unreadable(cls, response: Answer) -> "ApiError":
+    def unreadable(cls, response: HttpResponse) -> "ApiError":
         return cls(response.status_code, "UNREADABLE_ANSWER", f"what {response.url} answered is not Interlock's")
 
 
 class Unreachable(ClientError):
-    """No answer. Whether a request that changes something was carried out is not known."""
+    """The server did not answer. A request that changes something may or may not have been carried out."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(why)

@@ -1,18 +1,21 @@
-"""Interlock as an MCP server: another agent's tools, each call through the gate, and nothing that approves."""
+"""Interlock as an MCP server: tools for another agent. Each call passes the gate, and no tool can approve anything."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import orjson
-from mcp import types
+from mcp import MCPError, types
 from mcp.server.lowlevel import Server
 
 from interlock.client.clients import AsyncClient
 from interlock.client.errors import ApiError, ClientError
-from interlock.wire import Act, Tool
+from interlock.wire import Tool, ToolCall
 
 
 def _takes(*required: str, **properties: str) -> dict[str, Any]:
-    """A schema of ours, flat: each argument's type by its name."""
+    """Return the flat schema of one of our own tools: the type of each argument by its name."""
     return {
         "type": "object", "properties": {name: {"type": type_} for name, type_ in properties.items()},
         "required": list(required), "additionalProperties": False,
@@ -21,7 +24,8 @@ def _takes(*required: str, **properties: str) -> dict[str, Any]:
 
 _OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "get_result": (
-        "What became of a call that was pending_approval or running, by its id.", _takes("id", id="string"),
+        "Return the result of a call that was pending_approval or running, by its id. Waits for it for a while.",
+        _takes("id", id="string"),
     ),
     "start_run": (
         "Start a run of a workflow, flow or agent.", _takes("workflow", workflow="string", input="object"),
@@ -37,17 +41,22 @@ def wire_name(tool: str) -> str:
 
 
 class Bridge:
-    """The tools of the server at the other end of `client`, as MCP offers them."""
+    """The tools of the server behind `client`, offered over MCP."""
 
     def __init__(self, client: AsyncClient, version: str, wait_seconds: float = 20.0) -> None:
         self._client = client
         self._wait = wait_seconds
+        self._canceling: set[asyncio.Task[None]] = set()
         self.server: Server[Any] = Server(
             "interlock", version=version, on_list_tools=self._list, on_call_tool=self._call
         )
 
     async def _list(self, _: Any, __: Any) -> types.ListToolsResult:
-        tools = [self._offer(tool) for tool in (await self._client.tools()).items]
+        try:
+            offered = (await self._client.tools()).items
+        except ClientError as error:  # the library logs every other exception with its traceback
+            raise MCPError(types.INTERNAL_ERROR, str(error)) from None
+        tools = [self._offer(tool) for tool in offered]
         tools += [types.Tool(name=name, description=says, input_schema=takes) for name, (says, takes) in _OWN.items()]
         return types.ListToolsResult(tools=tools)
 
@@ -71,7 +80,7 @@ class Bridge:
     async def _answer(self, name: str, given: dict[str, Any]) -> Any:
         match name:
             case "get_result":
-                return _act(await self._client.acted(given["id"], wait=self._wait))
+                return _view(await self._client.get_tool_call(given["id"], wait=self._wait))
             case "start_run":
                 run = await self._client.start(given["workflow"], given.get("input") or {})
                 return run.model_dump(mode="json")
@@ -82,11 +91,36 @@ class Bridge:
         known = {wire_name(tool.name): tool.name for tool in (await self._client.tools()).items}
         if name not in known:
             raise ApiError(404, "TOOL_NOT_FOUND", "Not found", f"no tool {name}")
-        return _act(await self._client.act(known[name], given, wait=self._wait))
+        return _view(await self._call_tool(known[name], given))
+
+    async def _call_tool(self, tool: str, given: dict[str, Any]) -> ToolCall:
+        key = str(uuid4())
+        try:
+            return await self._client.tool_call(tool, given, wait=self._wait, idempotency_key=key)
+        except asyncio.CancelledError:
+            # In a separate task, because this canceled task must not await anything.
+            cancel = asyncio.create_task(self._cancel(tool, given, key))
+            self._canceling.add(cancel)
+            cancel.add_done_callback(self._canceling.discard)
+            raise
+
+    async def _cancel(self, tool: str, given: dict[str, Any], key: str) -> None:
+        """Cancel the call that was made with `key`. The same request with the same key returns its id."""
+        with suppress(ClientError):  # the call may have ended by itself
+            made = await self._client.tool_call(tool, given, wait=0, idempotency_key=key)
+            if made.status in ("pending_approval", "running"):
+                await self._client.cancel_tool_call(made.id, reason="the MCP client canceled the call")
+
+    async def close(self) -> None:
+        """Wait until the server has canceled the calls that the MCP client canceled."""
+        await asyncio.gather(*self._canceling)
 
 
 def _unfit(name: str, given: dict[str, Any]) -> str | None:
-    """What is wrong with the arguments of a tool of ours, and what would be right; the protocol leaves that to us."""
+    """Return what is wrong with the arguments of one of our own tools and what it takes, or None.
+
+    MCP does not check this.
+    """
     schema = _OWN[name][1]
     properties, required = schema["properties"], schema["required"]
     faults = [f"there is no argument {key!r}" for key in given if key not in properties]
@@ -102,10 +136,10 @@ def _unfit(name: str, given: dict[str, Any]) -> str | None:
     return f"{name} was not called: {'; '.join(faults)}. It takes {', '.join(takes) or 'no arguments'}."
 
 
-def _act(act: Act) -> dict[str, Any]:
-    view = act.model_dump(mode="json", exclude_none=True)
-    if act.status == "pending_approval":
-        view["next"] = "People were asked. Call get_result with this id later; do not call the tool again."
+def _view(call: ToolCall) -> dict[str, Any]:
+    view = call.model_dump(mode="json", exclude_none=True)
+    if call.status == "pending_approval":
+        view["next"] = "An approver has to decide. Call get_result with this id later; do not call the tool again."
     return view
 
 
@@ -119,9 +153,12 @@ def _failed(why: str) -> types.CallToolResult:
 
 
 async def serve(client: AsyncClient, version: str) -> None:
-    """Over this process's stdin and stdout, until the other side hangs up."""
+    """Serve over this process's stdin and stdout until the client closes them."""
     from mcp import stdio_server
 
     bridge = Bridge(client, version)
     async with client, stdio_server() as (reading, writing):
-        await bridge.server.run(reading, writing, bridge.server.create_initialization_options())
+        try:
+            await bridge.server.run(reading, writing, bridge.server.create_initialization_options())
+        finally:
+            await bridge.close()

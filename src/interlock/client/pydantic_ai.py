@@ -1,4 +1,4 @@
-"""For pydantic-ai agents that keep their own loop: Interlock's tools, each call through the gate and with a receipt."""
+"""Interlock's tools for pydantic-ai agents that keep their own loop. Each call passes the gate and has a receipt."""
 
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
@@ -10,20 +10,20 @@ from pydantic_ai.tools import Tool
 from pydantic_ai.toolsets import FunctionToolset
 
 from interlock.client.clients import AsyncClient
-from interlock.wire import Act
 from interlock.wire import Tool as Offered
+from interlock.wire import ToolCall
 
-# How long one request waits on the server; the call goes on asking.
-_ASK_SECONDS = 30.0
+# How long one request waits on the server before the client asks again.
+_WAIT_SECONDS = 60.0
 
 
 async def interlock_tools(
-    client: AsyncClient, *patterns: str, on_pending: Callable[[Act], Awaitable[None]] | None = None
+    client: AsyncClient, *patterns: str, on_pending: Callable[[ToolCall], Awaitable[None]] | None = None
 ) -> FunctionToolset[Any]:
-    """The tools of the server whose names match (all of them if none is given), as a toolset.
+    """Return the server's tools whose names match, or all without names, as a toolset.
 
-    A call that policy holds waits for people, however long that takes; `on_pending` is told of it once. The same call
-    of the same run is the same act, so that a run that is repeated after a crash repeats no effect.
+    A call that the policy holds waits until an approver has decided; `on_pending` is called once before that. The same
+    call of the same agent run is one tool call, so an agent run that is repeated after a crash repeats no effect.
     """
     wanted = patterns or ("*",)
     offered = [
@@ -32,18 +32,18 @@ async def interlock_tools(
     return FunctionToolset([_tool(client, tool, on_pending) for tool in offered])
 
 
-def _tool(client: AsyncClient, tool: Offered, on_pending: Callable[[Act], Awaitable[None]] | None) -> Tool[Any]:
+def _tool(client: AsyncClient, tool: Offered, on_pending: Callable[[ToolCall], Awaitable[None]] | None) -> Tool[Any]:
     async def call(ctx: RunContext[Any], **args: Any) -> Any:
         key = f"pydantic-ai:{ctx.run_id}:{ctx.tool_call_id}"
-        act, told = await client.act(tool.name, args, wait=_ASK_SECONDS, idempotency_key=key), False
-        while act.status in ("pending_approval", "running"):
-            if act.status == "pending_approval" and on_pending is not None and not told:
+        made, told = await client.tool_call(tool.name, args, wait=_WAIT_SECONDS, idempotency_key=key), False
+        while made.status in ("pending_approval", "running"):
+            if made.status == "pending_approval" and on_pending is not None and not told:
                 told = True
-                await on_pending(act)
-            act = await client.acted(act.id, wait=_ASK_SECONDS)
-        if act.status == "failed":
-            raise ToolFailed(str((act.error or {}).get("message") or act.reason))
-        return act.result
+                await on_pending(made)
+            made = await client.get_tool_call(made.id, wait=_WAIT_SECONDS)
+        if made.status == "failed":
+            raise ToolFailed(str((made.error or {}).get("message") or made.reason))
+        return made.result
 
     return Tool.from_schema(
         call, name=tool.name.replace(".", "__"), description=tool.description or tool.name,

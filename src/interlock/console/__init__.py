@@ -1,9 +1,9 @@
-"""The console: pages for people, on the same server and through the same doors as the API.
+"""The console: pages for people, on the same server and with the same checks as the API.
 
-Pages are drawn on the server and work without a script. One small module keeps them live, adds keys to press, and
-sends nothing anywhere but here.
+The server renders pages, which work without a script. One small module keeps them current, adds keyboard shortcuts, and
+sends requests only to this server.
 """
 
-from interlock.console.site import mount
+from interlock.console.app import mount
 
 __all__ = ["mount"]

@@ -1,13 +1,13 @@
-"""Audit: the chain from its newest end, how far it is sealed, and whether it holds."""
+"""Audit: the chain from its newest entry, the sealed part, and whether it is intact."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Services, encode_cursor, position_cursor
+from interlock.api.dependencies import AppContext, encode_cursor, position_cursor
 from interlock.console import live
-from interlock.console.page import Said, Visit, Visitor, render, uuid_of
+from interlock.console.rendering import FormFields, Visit, Visitor, render, uuid_of
 from interlock.engine import audit, runs
 from interlock.governance.chain import Verdict
 from interlock.governance.roles import Permission
@@ -18,7 +18,7 @@ router = APIRouter()
 _PAGE = 100
 
 
-async def _pulse(found: Services, visit: Visitor) -> Any:
+async def _pulse(found: AppContext, visit: Visitor) -> Any:
     return await found.database.value("pulse_of_audit", visit.who.tenant_id)
 
 
@@ -32,8 +32,8 @@ async def listed(request: Request, visit: Visit) -> Response:
 
 
 @router.post("/audit/verify")
-async def verify(request: Request, visit: Visit, said: Said) -> Response:
-    """The whole chain against the journal, one check at a time."""
+async def verify(request: Request, visit: Visit, said: FormFields) -> Response:
+    """Check the whole chain against the journal, one check at a time."""
     visit.who.require(Permission.READ)
     found = visit.services
     async with found.checking:
@@ -59,7 +59,7 @@ async def _page(request: Request, visit: Visitor, verdict: Verdict | None = None
 
 
 async def _rows(visit: Visitor, run: str, before: int | None) -> list[Row] | None:
-    """None: the chain is of all workspaces, and whoever looks is of one."""
+    """Return a page of entries. None for a visitor of one workspace, because the chain covers all workspaces."""
     database, who = visit.services.database, visit.who
     if run:
         wanted = uuid_of(run, "run")

@@ -1,6 +1,6 @@
 """Charts of the last hour: how many runs ended in each minute and how, and how long they took. Pure.
 
-Durations are known by powers of two, so what half of the runs took is worked out within the bucket it falls into.
+Durations are stored in buckets of powers of two, so the median is interpolated within its bucket.
 """
 
 import math
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from interlock.console.words import tone
+from interlock.console.filters import tone
 
 MINUTES = 60
-# Of both drawings: they are stretched to the width there is, so only proportions count.
+# The size of both drawings. They are stretched to the available width, so only proportions count.
 WIDTH, HEIGHT = 600, 100
 # From the bottom up.
 TONES = ("good", "bad", "quiet")
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ChartBar:
     tone: str
     x: float
     y: float
@@ -30,7 +30,7 @@ class Bar:
 @dataclass(frozen=True, slots=True)
 class Minute:
     at: datetime
-    # How many ended in which way.
+    # The number of runs by outcome.
     ended: dict[str, int]
     half_ms: float | None
     most_ms: float | None
@@ -43,8 +43,8 @@ class Minute:
 @dataclass(frozen=True, slots=True)
 class Charts:
     minutes: list[Minute]
-    bars: list[Bar]
-    # Marks of the axis of runs and of that of durations, each from the top down.
+    bars: list[ChartBar]
+    # The axis labels of runs and of durations, each from the top down.
     runs_axis: list[int]
     time_axis: list[str]
     half: list[str]
@@ -57,7 +57,7 @@ class Charts:
 
 
 def draw(rows: Iterable[Any], now: datetime) -> Charts:
-    """Of rows with minute, status, bucket and runs."""
+    """Return the charts of rows with minute, status, bucket and runs."""
     end = now.astimezone(UTC).replace(second=0, microsecond=0)
     begin = end - timedelta(minutes=MINUTES - 1)
     ended: dict[datetime, Counter[str]] = defaultdict(Counter)
@@ -78,7 +78,10 @@ def _group(status: str) -> str:
 
 
 def quantile(buckets: Counter[int], part: float) -> float | None:
-    """In milliseconds. Within a bucket runs are taken to lie evenly on its logarithm."""
+    """Return a quantile in milliseconds.
+
+    Runs are assumed to be spread evenly over a bucket on its logarithmic scale.
+    """
     wanted = buckets.total() * part
     if not wanted:
         return None
@@ -118,23 +121,23 @@ def _mark(power: int) -> str:
 
 
 def _ceiling(most: int) -> int:
-    """A round number that is not below."""
+    """Return the next round number at or above the value."""
     size = int("1" + "0" * (len(str(most)) - 1))
     return next(step * size for step in (1, 2, 4, 6, 8, 10) if step * size >= most)
 
 
-def _stack(number: int, minute: Minute, top: int) -> Iterable[Bar]:
+def _stack(number: int, minute: Minute, top: int) -> Iterable[ChartBar]:
     slot, y = WIDTH / MINUTES, float(HEIGHT)
     for name in TONES:
         if runs := minute.ended.get(name, 0):
-            # One of a thousand is still to be seen.
+            # Keep one run in a thousand visible.
             height = max(runs / top * HEIGHT, 1.0)
             y -= height
-            yield Bar(name, round(number * slot + slot * 0.15, 1), round(max(y, 0.0), 2), round(height, 2))
+            yield ChartBar(name, round(number * slot + slot * 0.15, 1), round(max(y, 0.0), 2), round(height, 2))
 
 
 def _lines(values: list[float | None], low: int, high: int) -> list[str]:
-    """A line through minutes that follow each other; where nothing ended there is none."""
+    """Return lines through consecutive minutes. A line breaks at a minute in which no run ended."""
     lines: list[list[str]] = [[]]
     slot = WIDTH / MINUTES
     for number, value in enumerate(values):
@@ -143,7 +146,7 @@ def _lines(values: list[float | None], low: int, high: int) -> list[str]:
             continue
         share = (math.log10(max(value, 10**low)) - low) / (high - low)
         lines[-1].append(f"{number * slot + slot / 2:.1f},{HEIGHT - share * HEIGHT:.1f}")
-    # A minute by itself is drawn as a short dash.
+    # An isolated minute is drawn as a short dash.
     return [" ".join(points if len(points) > 1 else _dash(points[0], slot)) for points in lines if points]
 
 

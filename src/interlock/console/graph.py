@@ -1,4 +1,4 @@
-"""The graph of a workflow: steps in layers from left to right, with an arrow from each to those that need it."""
+"""The graph of a workflow: steps in layers from left to right, with an arrow to each step that needs another."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Drawing:
     nodes: list[Node]
-    # Curves, as paths.
+    # Curves, as SVG paths.
     arrows: list[str]
     width: int
     height: int
@@ -27,8 +27,10 @@ class Drawing:
 
 
 def draw(steps: Iterable[tuple[str, str, str | None, Sequence[str]]]) -> Drawing | None:
-    """Of (key, label, status, needs). None if it is a plain line of steps or no step needs another, as in a flow: the
-    timeline shows that better."""
+    """Return the graph of (key, label, status, needs), or None where the timeline is clearer.
+
+    That is a single chain of steps, or steps of which none needs another, as in a flow.
+    """
     steps = list(steps)
     needs = {key: list(wanted) for key, _, _, wanted in steps}
     layer: dict[str, int] = {}

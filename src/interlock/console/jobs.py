@@ -1,16 +1,16 @@
-"""Jobs: a batch of runs on workers of its own, and the tree that it stands in."""
+"""Jobs: a batch of runs on reserved workers, and the tree that the job belongs to."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import encode_cursor, uuid_cursor
+from interlock.api.dependencies import encode_cursor, uuid_cursor
 from interlock.api.views import job_view
-from interlock.console.page import Said, Visit, Visitor, done, render, uuid_of
+from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
 from interlock.engine import jobs
 from interlock.errors import Invalid
 from interlock.governance.roles import Permission
@@ -42,7 +42,7 @@ async def show(job_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
     row = await jobs.get(database, visit.who, uuid_of(job_id, "job"))
-    tree = await _views(visit, await database.fetch("tree_of", await _root(visit, row)))
+    tree = await _views(visit, await database.fetch("tree_of", await _root(visit, row), visit.who.workspace_id))
     history = await database.fetch("transitions_of", row["id"])
     standing = (await jobs.standings(database, [row["id"]]))[row["id"]]
     return await render(
@@ -52,7 +52,7 @@ async def show(job_id: str, request: Request, visit: Visit) -> Response:
 
 
 async def _root(visit: Visitor, row: Row) -> UUID:
-    """Where its tree begins: five levels up at most."""
+    """Return the root of the job's tree, at most five levels up."""
     while row["parent_job_id"] is not None:
         row = await jobs.get(visit.services.database, visit.who, row["parent_job_id"])
     root: UUID = row["id"]
@@ -65,7 +65,7 @@ async def _views(visit: Visitor, rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def _in_order(views: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each before its children, and those before its sisters."""
+    """Return the jobs depth first: each job before its children, and its children before the next sibling."""
     below: dict[UUID | None, list[dict[str, Any]]] = {}
     known = {view["id"] for view in views}
     for view in views:
@@ -81,16 +81,16 @@ def _in_order(views: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _now(visit: Visitor) -> datetime:
-    return visit.services.database.clock() or datetime.now(UTC)
+    return visit.services.database.now()
 
 
 @router.post("/jobs/{job_id}/cancel")
-async def cancel(job_id: str, visit: Visit, said: Said) -> Response:
+async def cancel(job_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.STOP)
     found, wanted = visit.services, uuid_of(job_id, "job")
 
     async def work(tx: Tx) -> Row:
         return await jobs.cancel(tx, found.database, visit.who, wanted, reason=said.get("reason"))
 
-    await found.database.command(work)
+    await found.database.run_in_transaction(work)
     return done(f"/jobs/{wanted}", "Canceled, with all that is below it.")

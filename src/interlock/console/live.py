@@ -1,7 +1,7 @@
-"""Live pages: one stream that says when to look again. What there is to see is asked for as by anybody else.
+"""Live pages: one stream tells the page when to reload. The page then loads its content with an ordinary request.
 
-A page of one run hears of it from the journal's notifications. Lists look once a second at a few rows that tell whether
-anything changed, and all who watch the same list share that look.
+The page of a run waits for the journal's notifications. Lists check once a second a few rows that show whether anything
+changed, and all viewers of the same list share that check.
 """
 
 import asyncio
@@ -13,41 +13,47 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from interlock.api.services import Services
+from interlock.api.dependencies import AppContext
+from interlock.api.limits import COOKIE
 from interlock.api.streams import WATCH_SECONDS, Watch
-from interlock.console.page import COOKIE, Visit, Visitor, uuid_of
-from interlock.engine import runs, sessions, signins
+from interlock.console.rendering import Visit, Visitor, uuid_of
+from interlock.engine import console_sessions, runs, sessions
 from interlock.errors import NotFound, Unavailable
 from interlock.governance.roles import Permission
 from interlock.lifecycle import RUN
-from interlock.waiting import either
+from interlock.timeouts import wait_for_event
 
 router = APIRouter()
 
 _LOOK_SECONDS = 1.0
-_COMMENT_SECONDS = 15.0
+_QUIET_SECONDS = 15.0
+# A page that receives nothing for long says that it is out of date. A comment is not enough: the page's script cannot
+# see it.
+_HERE = b"event: here\ndata: {}\n\n"
 
-Look = Callable[[Services, Visitor], Awaitable[Any]]
-
-
-async def _inbox(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_inbox", visit.who.tenant_id)
-
-
-async def _runs(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_runs", visit.who.tenant_id, sorted(RUN.open))
+Look = Callable[[AppContext, Visitor], Awaitable[Any]]
 
 
-async def _sessions(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_sessions", visit.who.tenant_id)
+async def _inbox(found: AppContext, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_inbox", visit.who.tenant_id, visit.who.workspace_id)
 
 
-async def _workers(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_workers")
+async def _runs(found: AppContext, visit: Visitor) -> Any:
+    who = visit.who
+    return await found.database.value("pulse_of_runs", who.tenant_id, sorted(RUN.open), who.workspace_id)
 
 
-async def _jobs(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_jobs", visit.who.tenant_id)
+async def _sessions(found: AppContext, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_sessions", visit.who.tenant_id, visit.who.workspace_id)
+
+
+async def _workers(found: AppContext, visit: Visitor) -> Any:
+    tenant_id = None if visit.who.is_operator else visit.who.tenant_id
+    return await found.database.value("pulse_of_workers", tenant_id, visit.who.workspace_id)
+
+
+async def _jobs(found: AppContext, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_jobs", visit.who.tenant_id, visit.who.workspace_id)
 
 
 LISTS: dict[str, Look] = {"inbox": _inbox, "runs": _runs, "sessions": _sessions, "workers": _workers, "jobs": _jobs}
@@ -82,7 +88,7 @@ def _stream(changes: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(changes, media_type="text/event-stream", headers=headers)
 
 
-async def _steps(found: Services, signin: "_SignIn", run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
+async def _steps(found: AppContext, signin: "_SignIn", run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     seen, watch, spoke = last, Watch(), clock()
     yield b"retry: 1000\n\n"
@@ -98,16 +104,19 @@ async def _steps(found: Services, signin: "_SignIn", run_id: UUID, last: str | N
             if pulse != seen:
                 yield b"id: %s\nevent: changed\ndata: {}\n\n" % pulse.encode()
                 seen, spoke = pulse, clock()
-            elif clock() - spoke > _COMMENT_SECONDS:
-                yield b": still here\n\n"
+            elif clock() - spoke > _QUIET_SECONDS:
+                yield _HERE
                 spoke = clock()
-            await either(news, 2.0)
-            # Many steps in a moment are one look.
+            await wait_for_event(news, 2.0)
+            # Combine many steps in a short time into one update.
             await asyncio.sleep(0.1)
 
 
-async def _session(found: Services, signin: "_SignIn", session_id: UUID) -> AsyncIterator[bytes]:
-    """As a run; which run it is changes with every message, and the session tells of that itself."""
+async def _session(found: AppContext, signin: "_SignIn", session_id: UUID) -> AsyncIterator[bytes]:
+    """Stream the changes of a session.
+
+    Each message changes the current run, and the session notifies of that itself.
+    """
     clock = asyncio.get_running_loop().time
     seen, spoke = None, clock()
     yield b"retry: 1000\n\n"
@@ -123,11 +132,11 @@ async def _session(found: Services, signin: "_SignIn", session_id: UUID) -> Asyn
             if pulse != seen:
                 yield b"event: changed\ndata: {}\n\n"
                 seen, spoke = pulse, clock()
-            elif clock() - spoke > _COMMENT_SECONDS:
-                yield b": still here\n\n"
+            elif clock() - spoke > _QUIET_SECONDS:
+                yield _HERE
                 spoke = clock()
             found.follower.listen(news, run_id)
-            await either(news, 2.0)
+            await wait_for_event(news, 2.0)
             await asyncio.sleep(0.1)
 
 
@@ -144,30 +153,33 @@ async def _changes(topic: str, visit: Visitor, signin: "_SignIn") -> AsyncIterat
         if pulse.beat != seen:
             seen, spoke = pulse.beat, clock()
             yield b"event: changed\ndata: {}\n\n"
-        elif clock() - spoke > _COMMENT_SECONDS:
+        elif clock() - spoke > _QUIET_SECONDS:
             spoke = clock()
-            yield b": still here\n\n"
+            yield _HERE
 
 
 class _SignIn:
-    """Whether somebody is still signed in: asked now and then, and at once when a key was revoked or somebody left."""
+    """Checks whether the visitor is still signed in.
 
-    def __init__(self, found: Services, request: Request) -> None:
+    It checks from time to time, and at once after a key was revoked or a session ended.
+    """
+
+    def __init__(self, found: AppContext, request: Request) -> None:
         self._found, self._token = found, request.cookies[COOKIE]
         self._asked, self._ended = float("-inf"), found.follower.ended
 
     async def holds(self) -> bool:
         now, ended = asyncio.get_running_loop().time(), self._found.follower.ended
-        if ended == self._ended and now - self._asked < _COMMENT_SECONDS:
+        if ended == self._ended and now - self._asked < _QUIET_SECONDS:
             return True
         self._asked, self._ended = now, ended
-        return await signins.behind(self._found.database, self._token) is not None
+        return await console_sessions.behind(self._found.database, self._token) is not None
 
 
 class _Pulse:
-    """Looks once a second for as long as somebody holds on to it."""
+    """Reads a list's rows once a second, for as long as a viewer holds a reference to it."""
 
-    _all: ClassVar[WeakValueDictionary[tuple[int, str, UUID], "_Pulse"]] = WeakValueDictionary()
+    _all: ClassVar[WeakValueDictionary[tuple[int, str, UUID, str | None], "_Pulse"]] = WeakValueDictionary()
 
     def __init__(self, topic: str, visit: Visitor) -> None:
         self.beat = 0
@@ -178,20 +190,21 @@ class _Pulse:
 
     @classmethod
     def of(cls, topic: str, visit: Visitor) -> "_Pulse":
-        key = (id(visit.services), topic, visit.who.tenant_id)
+        # Only viewers who see the same rows share one: the timing of changes would reveal when others work.
+        key = (id(visit.services), topic, visit.who.tenant_id, visit.who.workspace_id)
         found = cls._all.get(key)
         if found is None:
             found = cls._all[key] = cls(topic, visit)
         return found
 
     async def next(self, seen: int) -> None:
-        """Until it beats or a look found nothing. Whoever comes first looks; the others have it from them."""
+        """Wait for a change or for one check without a change. The first waiter reads; the others use its result."""
         closing = self._visit.services.follower.closing
         async with self._lock:
             if self.beat != seen:
                 return
             clock = asyncio.get_running_loop().time
-            await either(closing, max(0.0, self._looked + _LOOK_SECONDS - clock()))
+            await wait_for_event(closing, max(0.0, self._looked + _LOOK_SECONDS - clock()))
             self._looked = clock()
             try:
                 now = await self._look(self._visit.services, self._visit)

@@ -1,4 +1,4 @@
-"""The policy: reading it, trying another one out, and putting that in force once its effect was looked at."""
+"""The policy: reading it, trying another one, and publishing it after a look at its effect."""
 
 import hashlib
 import hmac
@@ -12,14 +12,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
+from interlock.api.limits import COOKIE
 from interlock.api.policy import backtested, judged
-from interlock.console.page import COOKIE, Said, Visit, Visitor, done, number_of, render
-from interlock.console.texts import Comparison, Cut, compare, cut
+from interlock.compute import pool
+from interlock.console.diff import Comparison, Cut, compare, cut
+from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render
 from interlock.engine import policies
-from interlock.errors import Conflict, Invalid, NotFound, Problem
-from interlock.governance.policy import DEFAULT_POLICY, CasesInvalid, PolicyInvalid, compile_policy, run_cases
-from interlock.governance.policy_text import statements
+from interlock.errors import Conflict, InterlockError, Invalid, NotFound
+from interlock.governance.policy import DEFAULT_POLICY, CasesInvalid, PolicyInvalid, check_policy, results_of_cases
 from interlock.governance.roles import Permission
+from interlock.governance.source_scan import statements
 from interlock.store.pool import Row, Tx
 from interlock.tools.registry import explain
 from interlock.wire import Backtest, Evaluate, Role
@@ -29,14 +31,16 @@ router = APIRouter()
 Body = TypeVar("Body", bound=BaseModel)
 
 _VERSIONS = 50
-# A longer text is edited with an editor; here it would make the page too heavy for a phone.
+# A longer text needs an editor; here it would make the page too large for a phone.
 _MOST_TO_EDIT = 48_000
 _CHANGES = 60
+# The button's value to publish a policy that allows more than the previous one.
+_ALTHOUGH_LOOSER = "publish-looser"
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The policy in force. Version 0 is the one that every tenant starts with."""
+    """The policy in force. Version 0 is the built-in policy."""
 
     version: int
     text: str
@@ -46,12 +50,12 @@ class Current:
 
 @dataclass(slots=True)
 class Desk:
-    """What lies before whoever works on a policy: what they typed, and what came of it."""
+    """The state of the policy form: the typed text and the results."""
 
     text: str
     typed: dict[str, str] = field(default_factory=dict)
     error: str | None = None
-    # In which of the forms the error is to be shown.
+    # The form that shows the error.
     did: str = ""
     faults: list[dict[str, Any]] | None = None
     decision: dict[str, Any] | None = None
@@ -59,8 +63,10 @@ class Desk:
     changes: Comparison | None = None
     cases: list[Any] | None = None
     case_faults: list[dict[str, Any]] | None = None
-    # Proof that exactly this text was tried, over exactly this version.
+    # Proof that exactly this text was backtested against exactly this version.
     tried: str | None = None
+    # Examples that need less under this text than under the policy in force.
+    looser: list[dict[str, Any]] = field(default_factory=list)
 
 
 @router.get("/policy")
@@ -70,14 +76,15 @@ async def show(request: Request, visit: Visit) -> Response:
     against = number_of(request.query_params.get("against"), "against", least=0, most=2**31 - 1)
     current = await _current(visit)
     if version is None:
-        # A tool's page asks to have it tried.
+        # A tool's page links here to evaluate that tool.
         wanted = {"tool": tool} if (tool := request.query_params.get("tool")) else {}
         return await _page(request, visit, current, Desk(current.text, wanted))
     text = await _text_of(visit, version)
     against = max(version - 1, 0) if against is None else against
     return await render(
         request, visit, "policy_version.html", version=version, against=against, text=cut(text),
-        changes=compare(await _text_of(visit, against), text), versions=await _versions(visit), current=current,
+        changes=await compare(visit.who.tenant_id, await _text_of(visit, against), text),
+        versions=await _versions(visit), current=current,
     )  # fmt: skip
 
 
@@ -99,34 +106,34 @@ async def _text_of(visit: Visitor, version: int) -> str:
 
 
 async def _versions(visit: Visitor) -> list[Row]:
-    return await visit.services.database.fetch("policy_versions", visit.who.tenant_id, _VERSIONS)
+    return await visit.services.database.fetch("policy_versions", visit.who.tenant_id, _VERSIONS, None, None)
 
 
 async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, status: int = 200) -> Response:
-    tools = visit.services.policies.tools.all()
-    # What somebody just typed comes back whole, however long it is.
+    tools = visit.services.policies.tools.of_tenant(visit.who.tenant).all()
+    # Text that was just typed is returned in full, however long.
     whole = Cut(desk.text) if "edits" in desk.typed else cut(desk.text, _MOST_TO_EDIT)
     return await render(
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
         editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.count("\n") + 1,
         line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(current.text)),
         tools=[tool.name for tool in tools], roles=list(Role), versions=await _versions(visit),
-        shown_changes=_CHANGES,
+        shown_changes=_CHANGES, although_looser=_ALTHOUGH_LOOSER,
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- trying it
+# ---------------------------------------------------------------- trying a policy
 
 
 @router.post("/policy")
-async def work_on(request: Request, visit: Visit, said: Said) -> Response:
-    """One form, whose buttons say what is to be done with the text."""
+async def work_on(request: Request, visit: Visit, said: FormFields) -> Response:
+    """Handle the form. The button determines the operation on the text."""
     visit.who.require(Permission.READ)
     do = said.get("do", "check")
     if do not in _DOES:
         raise Invalid(f"what can be done with a policy is {', '.join(_DOES)}; not {do!r}")
     current = await _current(visit)
-    # Who may not edit sends no text: then it is about the one in force. A browser sends its own ends of lines.
+    # Without permission to edit, the form sends no text and uses the policy in force. Browsers send CRLF line ends.
     text = said.get("text", "").replace("\r\n", "\n") if "edits" in said else current.text
     desk = Desk(text, said, did=do)
     try:
@@ -135,7 +142,7 @@ async def work_on(request: Request, visit: Visit, said: Said) -> Response:
         desk.faults, desk.error = wrong.fields["errors"], wrong.title
     except CasesInvalid as wrong:
         desk.case_faults, desk.error = wrong.fields["errors"], wrong.title
-    except Problem as problem:
+    except InterlockError as problem:
         if problem.status == 403:
             raise
         desk.error = problem.detail
@@ -146,7 +153,7 @@ async def work_on(request: Request, visit: Visit, said: Said) -> Response:
 
 
 async def _check(request: Request, visit: Visitor, current: Current, desk: Desk) -> None:
-    compile_policy(desk.text, visit.services.policies.facts())
+    await pool.run(visit.who.tenant_id, check_policy, desk.text, visit.services.policies.facts(visit.who.tenant))
     desk.faults = []
 
 
@@ -161,28 +168,28 @@ async def _evaluate(request: Request, visit: Visitor, current: Current, desk: De
 
 
 async def _test(request: Request, visit: Visitor, current: Current, desk: Desk) -> None:
-    facts = visit.services.policies.facts()
+    facts = visit.services.policies.facts(visit.who.tenant)
     cases = desk.typed.get("cases", "").replace("\r\n", "\n")
     if not cases.strip():
         raise Invalid("write cases first: a list, each with a tool, an input and what is expected")
-    compiled = compile_policy(desk.text, facts)
-    desk.cases = run_cases(compiled, cases, facts)
+    desk.cases = await pool.run(visit.who.tenant_id, results_of_cases, desk.text, facts, cases)
 
 
 async def _backtest(request: Request, visit: Visitor, current: Current, desk: Desk) -> None:
     found = await backtested(visit.services, visit.who, _body(Backtest, policy=desk.text))
     desk.backtest = found | {"changes": [change | {"brief": _brief(change["summary"])} for change in found["changes"]]}
-    desk.changes = compare(current.text, desk.text)
-    desk.tried = _proof(request, desk.text, current.version)
+    desk.looser = [*desk.backtest["loosened"], *(change for change in found["changes"] if change["passes_more"])]
+    desk.changes = await compare(visit.who.tenant_id, current.text, desk.text)
+    desk.tried = _proof(request, desk.text, current.version, is_looser=bool(desk.looser))
 
 
 def _brief(summary: str) -> str:
-    """Without the ids: where it was is told beside it."""
+    """Return the summary without ids; the run is shown beside it."""
     return re.sub(r":[0-9a-f-]{36}$", "", summary.partition(" in run ")[0])
 
 
 def _body(model: type[Body], **fields: Any) -> Body:
-    """What the API would be sent, by the same rules."""
+    """Return the body of the corresponding API request, validated by the same rules."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -196,27 +203,27 @@ def _json(text: str) -> Any:
         raise Invalid(f"the input is not JSON: {error}") from None
 
 
-# ---------------------------------------------------------------- putting it in force
+# ---------------------------------------------------------------- publishing
 
 
 async def _publish(request: Request, visit: Visitor, current: Current, desk: Desk) -> Response:
     visit.who.require(Permission.ADMINISTER)
     found = visit.services
-    given = desk.typed.get("tried", "")
-    if not hmac.compare_digest(given.encode(), _proof(request, desk.text, current.version).encode()):
+    given, is_looser = desk.typed.get("tried", "").encode(), desk.did == _ALTHOUGH_LOOSER
+    if not hmac.compare_digest(given, _proof(request, desk.text, current.version, is_looser=is_looser).encode()):
         raise Conflict(_untried(current, desk))
-    compiled = compile_policy(desk.text, found.policies.facts())
+    digest = await pool.run(visit.who.tenant_id, check_policy, desk.text, found.policies.facts(visit.who.tenant))
 
     async def work(tx: Tx) -> Row:
-        # Under the lock that gives out versions: what was tried was tried against the one that is still in force.
-        await tx.row("lock_lane", visit.who.tenant_id)
+        # Under the lock that assigns versions: the version that the text was backtested against is still in force.
+        await tx.fetch("lock_policy", visit.who.tenant_id)
         row = await tx.row("policy_in_force", visit.who.tenant_id)
         if row is None or row["version"] != current.version:
             raise Conflict(_MEANWHILE)
-        return await policies.publish(tx, found.database, visit.who, desk.text, compiled)
+        return await policies.publish(tx, found.database, visit.who, desk.text, digest)
 
-    row = await found.database.command(work)
-    found.policies.forget(str(visit.who.tenant_id))  # here at once; other processes are told
+    row = await found.database.run_in_transaction(work)
+    found.policies.forget(str(visit.who.tenant_id))  # effective here at once; other processes are notified
     return done("/policy", f"Version {row['version']} is in force.")
 
 
@@ -229,13 +236,17 @@ def _untried(current: Current, desk: Desk) -> str:
     return "this text was not backtested as it stands now; backtest it, look at what would differ, then publish"
 
 
-def _proof(request: Request, text: str, version: int) -> str:
-    """That this session was shown a backtest of this text over this version. Its key is in no page."""
-    said = f"interlock-backtest {version} {hashlib.sha256(text.encode()).hexdigest()}"
+def _proof(request: Request, text: str, version: int, *, is_looser: bool) -> str:
+    """Return the proof that this session saw a backtest of this text against this version, and whether it allows more.
+
+    The key of the proof appears on no page.
+    """
+    said = f"interlock-backtest {version} {is_looser} {hashlib.sha256(text.encode()).hexdigest()}"
     return hmac.new(request.cookies[COOKIE].encode(), said.encode(), hashlib.sha256).hexdigest()
 
 
 _Does = Callable[[Request, Visitor, Current, Desk], Awaitable[Response | None]]
 _DOES: dict[str, _Does] = {
     "check": _check, "evaluate": _evaluate, "test": _test, "backtest": _backtest, "publish": _publish,
+    _ALTHOUGH_LOOSER: _publish,
 }  # fmt: skip

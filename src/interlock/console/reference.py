@@ -1,4 +1,4 @@
-"""The reference of the API: a page made from the API's own description, without a script from anywhere else."""
+"""The API reference: a page made from the API's own OpenAPI description, without third-party scripts."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from interlock.console.page import plain
+from interlock.console.rendering import plain
 
 Schema = dict[str, Any]
 
@@ -82,7 +82,7 @@ def _answers(op: Schema, schemas: Schema) -> str:
 
 
 def kind(schema: Schema, schemas: Schema) -> str:
-    """A JSON schema in a few words; that a field may be null says only that it may be left out."""
+    """Return a JSON schema in a few words. A nullable field only means that the field may be omitted."""
     if "$ref" in schema:
         named = schema["$ref"].rpartition("/")[2]
         return kind(schemas[named], schemas) if "enum" in schemas[named] else named.replace("_", " ").strip()

@@ -1,34 +1,34 @@
-"""Runs: finding one among a million, and everything about one."""
+"""Runs: searching them, and the page of one run."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from interlock.api.services import encode_cursor, uuid_cursor
+from interlock import clock
+from interlock.api.dependencies import encode_cursor, uuid_cursor
 from interlock.api.views import event_view, receipt_view, run_view
 from interlock.console import graph, timeline
-from interlock.console.approvals import cards_of
-from interlock.console.page import Said, Visit, Visitor, done, render, uuid_of
-from interlock.engine import approvals, evidence, retries, runs
-from interlock.engine.outside import entry_of
+from interlock.console.approvals import cards_of, seen_in
+from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
+from interlock.engine import approvals, evidence, resume, runs
+from interlock.engine.run_commands import entry_of
 from interlock.errors import Invalid
 from interlock.governance.roles import Permission
 from interlock.ids import floor_of, uuid7
-from interlock.journal import Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.store.pool import Row, Tx
 
 router = APIRouter()
 
 _PAGE = 50
-# So many runs are looked at for one page. Whoever wants more turns the page: it stays quick.
+# The most runs that one page reads, which keeps it fast. The next page continues the search.
 _WINDOW = 20_000
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
-# The last entries of a long run; the rest is behind its events.
+# The last entries of a long run; the events page has the rest.
 _ENTRIES = 200
 
 
@@ -84,13 +84,13 @@ async def listed(request: Request, visit: Visit) -> Response:
 class Found:
     runs: list[Row]
     next: UUID | None
-    # The page is not full, and there are older runs that were not looked at.
+    # The page is not full, and there are older runs that it did not read.
     cut_short: bool = False
 
 
 async def _find(visit: Visitor, filters: Filters, before: UUID | None) -> Found:
     database, who = visit.services.database, visit.who
-    floor = floor_of(datetime.now(UTC) - _SPANS[filters.since]) if filters.since else None
+    floor = floor_of(clock.now() - _SPANS[filters.since]) if filters.since else None
 
     async def work(tx: Tx) -> Found:
         await tx.value("plan_afresh")
@@ -106,7 +106,7 @@ async def _find(visit: Visitor, filters: Filters, before: UUID | None) -> Found:
         )  # fmt: skip
         return Found(rows, last, cut_short=last is not None)
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 def _pattern(text: str | None) -> str | None:
@@ -134,33 +134,26 @@ def _id(text: str | None, what: str) -> UUID | None:
 async def show(run_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     found, wanted = visit.services, uuid_of(run_id, "run")
-    row, journal = await runs.get_to_show(found.database, found.plans, visit.who, wanted)
+    row, journal = await runs.get_with_journal(found.database, found.plans, visit.who, wanted)
     assert journal is not None
     entries = row["entries"][-_ENTRIES:][::-1]
     receipts = await found.database.fetch("receipts_of", visit.who.tenant_id, wanted)
-    asked = await approvals.listed(found.database, visit.who, run_id=wanted)
+    asked = await approvals.list_approvals(found.database, visit.who, run_id=wanted)
     cards = await cards_of(visit, [{**question, "workflow": row["workflow"]} for question in asked])
     proof = await found.database.row("get_evidence", visit.who.tenant_id, wanted)
-    view = run_view(row, journal)
+    view = run_view(row, journal, found.policies.hidden)
     children = await found.database.fetch("children_to_show", visit.who.tenant_id, wanted)
+    ended_badly = RunState(row["status"]) in (RunState.FAILED, RunState.CANCELED)
+    no_retry = await resume.why_refused(found.database, visit.who.tenant_id, wanted, journal) if ended_badly else None
     return await render(
-        request, visit, "run.html", run=view, steps=_steps(view, journal), cards=cards, proof=proof,
+        request, visit, "run.html", run=view, steps=[*view["steps"], *view["compensation"]], cards=cards, proof=proof,
+        seen=seen_in(request), no_retry=no_retry,
+        retries=await found.database.fetch("retries_of", visit.who.tenant_id, wanted),
         receipts={str(receipt["step"]): receipt_view(receipt) for receipt in receipts},
         events=[event_view(entry, row["session_id"]) for entry in entries], more=len(row["entries"]) - len(entries),
         drawing=_graph(view), chart=_chart(row, view), children=children,
         ended=row["completed_at"] is not None, live=f"/live/run/{wanted}" if row["completed_at"] is None else None,
     )  # fmt: skip
-
-
-def _steps(view: dict[str, Any], journal: Journal) -> list[dict[str, Any]]:
-    inputs: dict[str, Any] = {}
-    for key, fold in journal.steps.items():
-        if fold.attempt or fold.approval_id:
-            try:
-                inputs[key] = fold.input(journal.scope_of(fold))
-            except Exception:  # an input that cannot be worked out is the step's error, which is shown
-                inputs[key] = None
-    return [step | {"input": inputs.get(step["key"])} for step in [*view["steps"], *view["compensation"]]]
 
 
 def _graph(view: dict[str, Any]) -> graph.Drawing | None:
@@ -172,12 +165,12 @@ def _graph(view: dict[str, Any]) -> graph.Drawing | None:
 
 def _chart(row: Row, view: dict[str, Any]) -> timeline.Timeline:
     entries = [entry_of(entry) for entry in row["entries"]]
-    end = row["completed_at"] or datetime.now(UTC)
+    end = row["completed_at"] or clock.now()
     return timeline.draw((step["key"] for step in view["steps"]), entries, row["created_at"], end)
 
 
 @router.post("/runs/{run_id}/cancel")
-async def cancel(run_id: str, visit: Visit, said: Said) -> Response:
+async def cancel(run_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.STOP)
     found, wanted = visit.services, uuid_of(run_id, "run")
 
@@ -186,20 +179,20 @@ async def cancel(run_id: str, visit: Visit, said: Said) -> Response:
             tx, found.database, found.plans, visit.who, wanted, reason=said.get("reason"), interrupt=False
         )
 
-    row = await found.database.command(work)
+    row = await found.database.run_in_transaction(work)
     ended = row["status"] == RunState.CANCELED
     return done(f"/runs/{wanted}", "Canceled." if ended else "Canceling: what is under way is being stopped.")
 
 
 @router.post("/runs/{run_id}/retry")
-async def retry(run_id: str, visit: Visit, said: Said) -> Response:
+async def retry(run_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     found, wanted, new_id = visit.services, uuid_of(run_id, "run"), uuid7()
 
     async def work(tx: Tx) -> Row:
-        return await retries.retry(tx, found.database, found.plans, visit.who, wanted, new_id)
+        return await resume.retry(tx, found.database, found.plans, visit.who, wanted, new_id)
 
-    row = await found.database.command(work)
+    row = await found.database.run_in_transaction(work)
     return done(f"/runs/{row['id']}", "This run goes on where the other one had got to.")
 
 

@@ -1,4 +1,4 @@
-"""Schedules: what starts by itself, when it does next, and why it does not."""
+"""Schedules: the workflows that start by themselves, their next slots, and why a schedule is paused."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
-from interlock.api.services import Services, decode_cursor, encode_cursor
+from interlock.api.dependencies import AppContext, decode_cursor, encode_cursor
 from interlock.console import live
-from interlock.console.page import Said, Visit, Visitor, done, render
+from interlock.console.rendering import FormFields, Visit, Visitor, done, render
 from interlock.definition.workflow import is_name
 from interlock.engine import runs, schedules
 from interlock.engine.principal import Principal
-from interlock.errors import Invalid, Problem
+from interlock.errors import InterlockError, Invalid
 from interlock.governance.roles import Permission
 from interlock.store.pool import UNSTORABLE, Database, Row, Tx
 from interlock.tools.registry import explain
@@ -26,8 +26,8 @@ router = APIRouter()
 _PAGE = 50
 
 
-async def _pulse(found: Services, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_schedules", visit.who.tenant_id)
+async def _pulse(found: AppContext, visit: Visitor) -> Any:
+    return await found.database.value("pulse_of_schedules", visit.who.tenant_id, visit.who.workspace_id)
 
 
 live.LISTS["schedules"] = _pulse
@@ -35,7 +35,7 @@ live.LISTS["schedules"] = _pulse
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What somebody typed for a new one, and what was wrong with that."""
+    """A new schedule as the user typed it, and what was wrong with it."""
 
     typed: dict[str, str] = field(default_factory=dict)
     error: str | None = None
@@ -58,21 +58,23 @@ async def _page(request: Request, visit: Visitor, draft: Draft, status: int = 20
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- a new one
+# ---------------------------------------------------------------- create
 
 
 @router.post("/schedules")
-async def add(request: Request, visit: Visit, said: Said) -> Response:
+async def add(request: Request, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.DEFINE)
     found = visit.services
     try:
         new = _new(said)
         cron = schedules.read_cron(new.cron, new.timezone)
         await found.plans.current(visit.who.tenant_id, new.workflow, None)
-        row = await found.database.command(lambda tx: schedules.add(tx, found.database, visit.who, new, cron))
+        row = await found.database.run_in_transaction(
+            lambda tx: schedules.add(tx, found.database, visit.who, new, cron)
+        )
     except UNSTORABLE as error:
         return await _page(request, visit, Draft(said, f"the input cannot be stored: {error}"), 422)
-    except Problem as problem:
+    except InterlockError as problem:
         return await _page(request, visit, Draft(said, problem.detail), problem.status)
     return done("/schedules", f"{row['name']} starts {row['workflow']} at {schedules.written(row['next_at'])} next.")
 
@@ -92,37 +94,37 @@ def _new(said: dict[str, str]) -> NewSchedule:
         raise Invalid(explain(error)) from None
 
 
-# ---------------------------------------------------------------- one of them
+# ---------------------------------------------------------------- one schedule
 
 _Verb = Callable[[Tx, Database, Principal, str], Awaitable[Row]]
 
 
 @router.post("/schedules/{name}/pause")
-async def pause(name: str, visit: Visit, said: Said) -> Response:
+async def pause(name: str, visit: Visit, said: FormFields) -> Response:
     return await _change(visit, name, schedules.pause, f"{name} is paused: no slot starts anything.")
 
 
 @router.post("/schedules/{name}/resume")
-async def resume(name: str, visit: Visit, said: Said) -> Response:
+async def resume(name: str, visit: Visit, said: FormFields) -> Response:
     return await _change(visit, name, schedules.resume, f"{name} goes on; what was due meanwhile is left out.")
 
 
 @router.post("/schedules/{name}/delete")
-async def delete(name: str, visit: Visit, said: Said) -> Response:
+async def delete(name: str, visit: Visit, said: FormFields) -> Response:
     return await _change(visit, name, schedules.delete, f"{name} is deleted; runs that it started go on.")
 
 
 async def _change(visit: Visitor, name: str, verb: _Verb, told: str) -> Response:
     visit.who.require(Permission.DEFINE)
     database = visit.services.database
-    await database.command(lambda tx: verb(tx, database, visit.who, name))
+    await database.run_in_transaction(lambda tx: verb(tx, database, visit.who, name))
     return done("/schedules", told)
 
 
 @router.post("/schedules/{name}/run")
-async def run_now(name: str, visit: Visit, said: Said) -> Response:
+async def run_now(name: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     found = visit.services
     who, new = await schedules.prepare_now(found.database, found.plans, visit.who, name)
-    await found.database.command(lambda tx: runs.start(tx, found.database, who, new))
+    await found.database.run_in_transaction(lambda tx: runs.start(tx, found.database, who, new))
     return done(f"/runs/{new.id}", "Started, besides its slots.")

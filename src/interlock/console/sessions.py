@@ -1,4 +1,4 @@
-"""Sessions: a conversation with an agent, what it did in between, and what it has to ask for."""
+"""Sessions: a conversation with an agent, the agent's tool calls, and their approvals."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,38 +8,41 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import encode_cursor, uuid_cursor
-from interlock.console.approvals import Card, cards_of
-from interlock.console.page import Said, Visit, Visitor, done, render, uuid_of
+from interlock.api.dependencies import encode_cursor, uuid_cursor
+from interlock.console.approvals import ApprovalCard, cards_of, seen_in
+from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
 from interlock.engine import runs, sessions
-from interlock.engine.outside import entry_of
+from interlock.engine.run_commands import entry_of
 from interlock.errors import Conflict, Invalid
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import Entry, EntryType
 from interlock.lifecycle import STEP, StepState
 from interlock.store.pool import Row, Tx
+from interlock.wire import why_cut
 
 router = APIRouter()
 
 _PAGE = 50
-# The last of a long conversation; its runs have the rest.
+# The last messages of a long conversation; the pages of its runs have the rest.
 _TURNS = 30
 
 
 @dataclass(slots=True)
 class Part:
-    """Something that an agent said or did."""
+    """Text or a tool call of an agent."""
 
     kind: str
     key: str
     text: str = ""
+    # Why the text is an incomplete answer, or None.
+    why_cut: str | None = None
     tool: str = ""
     given: Any = None
     status: str = ""
     output: str | None = None
     error: str | None = None
-    card: Card | None = None
+    card: ApprovalCard | None = None
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ async def show(session_id: str, request: Request, visit: Visit) -> Response:
     return await render(
         request, visit, "session.html", session=session, turns=await _turns(visit, session),
         earlier=max(0, session["messages"] - _TURNS), busy=session["run_id"] is not None,
-        live=f"/live/session/{session['id']}",
+        seen=seen_in(request), live=f"/live/session/{session['id']}",
     )  # fmt: skip
 
 
@@ -92,12 +95,12 @@ async def _turns(visit: Visitor, session: Row) -> list[Turn]:
     return [_turn(row, of_run.get(row["run_id"], []), cards) for row in messages]
 
 
-async def _cards(visit: Visitor, run_ids: list[UUID]) -> dict[str, Card]:
+async def _cards(visit: Visitor, run_ids: list[UUID]) -> dict[str, ApprovalCard]:
     rows = await visit.services.database.fetch("asked_in_runs", visit.who.tenant_id, run_ids)
     return {card.id: card for card in await cards_of(visit, rows)}
 
 
-def _turn(row: Row, entries: list[Entry], cards: dict[str, Card]) -> Turn:
+def _turn(row: Row, entries: list[Entry], cards: dict[str, ApprovalCard]) -> Turn:
     parts: dict[str, Part] = {}
     attempts: dict[str, Any] = {}
     for entry in entries:
@@ -109,7 +112,7 @@ def _turn(row: Row, entries: list[Entry], cards: dict[str, Card]) -> Turn:
     )  # fmt: skip
 
 
-def _hear(entry: Entry, parts: dict[str, Part], attempts: dict[str, Any], cards: dict[str, Card]) -> None:
+def _hear(entry: Entry, parts: dict[str, Part], attempts: dict[str, Any], cards: dict[str, ApprovalCard]) -> None:
     key, data = entry.step or "", entry.data or {}
     declared = data.get("declares") or {}
     if declared.get("kind") == "tool":
@@ -117,11 +120,12 @@ def _hear(entry: Entry, parts: dict[str, Part], attempts: dict[str, Any], cards:
     match entry.type:
         case EntryType.MESSAGE_DELTA:
             spoken = parts.setdefault(key, Part("text", key))
-            if attempts.get(key) != entry.attempt:  # the model was asked again: what it said before does not count
+            if attempts.get(key) != entry.attempt:  # the model was called again: discard its previous text
                 spoken.text, attempts[key] = "", entry.attempt
             spoken.text += str(data["text"])
         case EntryType.MESSAGE:
-            parts.setdefault(key, Part("text", key)).text = str(data["text"])
+            answer = parts.setdefault(key, Part("text", key))
+            answer.text, answer.why_cut = str(data["text"]), why_cut(data)
         case EntryType.APPROVAL_REQUESTED if key in parts:
             parts[key].card = cards.get(str(data["approval_id"]))
     part = parts.get(key)
@@ -134,11 +138,11 @@ def _hear(entry: Entry, parts: dict[str, Part], attempts: dict[str, Any], cards:
         part.error = error.get("message") if isinstance(error, dict) else None
 
 
-# ---------------------------------------------------------------- talking
+# ---------------------------------------------------------------- sending messages
 
 
 @router.post("/sessions")
-async def begin(visit: Visit, said: Said) -> Response:
+async def begin(visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     name = said.get("agent")
     content = _content(said)
@@ -147,7 +151,7 @@ async def begin(visit: Visit, said: Said) -> Response:
 
 
 @router.post("/sessions/{session_id}")
-async def say(session_id: str, visit: Visit, said: Said) -> Response:
+async def say(session_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     wanted = uuid_of(session_id, "session")
     session = await sessions.get(visit.services.database, visit.who, wanted)
@@ -165,13 +169,13 @@ async def _send(
     async def work(tx: Tx) -> None:
         if new:
             await sessions.create(tx, found.database, visit.who, session_id, agent, auto_approve=auto_approve)
-        # Whoever types on while the agent works is heard when it has ended.
+        # A message sent while the agent works waits in the queue until the run has ended.
         await sessions.send(
             tx, found.database, visit.who, session_id, version, plan, message_id=message_id, content=content,
             auto_approve=None, queue=True,
         )  # fmt: skip
 
-    await found.database.command(work)
+    await found.database.run_in_transaction(work)
     return session_id
 
 
@@ -183,7 +187,7 @@ def _content(said: dict[str, str]) -> str:
 
 
 @router.post("/sessions/{session_id}/interrupt")
-async def interrupt(session_id: str, visit: Visit, said: Said) -> Response:
+async def interrupt(session_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.STOP)
     found, wanted = visit.services, uuid_of(session_id, "session")
     session = await sessions.get(found.database, visit.who, wanted)
@@ -195,5 +199,5 @@ async def interrupt(session_id: str, visit: Visit, said: Said) -> Response:
             tx, found.database, found.plans, visit.who, session["run_id"], reason=said.get("reason"), interrupt=True
         )
 
-    await found.database.command(work)
+    await found.database.run_in_transaction(work)
     return done(f"/sessions/{wanted}")

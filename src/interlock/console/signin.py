@@ -1,13 +1,14 @@
-"""Signing in with an API key, and out again. The key itself is kept nowhere."""
+"""Signing in with an API key, and out again. The console does not store the key."""
 
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from interlock.api.services import Svc
-from interlock.console.page import COOKIE, Said, Visit, form_of, plain
-from interlock.engine import signins
+from interlock.api.dependencies import Ctx, tried
+from interlock.api.limits import COOKIE, TooManyFailures
+from interlock.console.rendering import FormFields, Visit, form_of, plain
+from interlock.engine import console_sessions
 from interlock.errors import Unauthorized
 
 router = APIRouter()
@@ -25,38 +26,43 @@ async def show(request: Request) -> Response:
 
 
 @router.post("/signin")
-async def sign_in(request: Request, found: Svc) -> Response:
-    # A form on another site must not be able to sign somebody in as somebody else.
+async def sign_in(request: Request, found: Ctx) -> Response:
+    # A form on another site must not be able to sign a visitor in with another identity.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return RedirectResponse("/signin", 303)
     form = await form_of(request)
     wanted = _ours(form.get("next"))
     try:
-        token = await signins.begin(found.database, form.get("key", "").strip())
-    except Unauthorized as error:
-        return await plain(request, "signin.html", status=401, error=error.detail, ended=None, next=wanted)
+        token = await tried(found, request, console_sessions.begin(found.database, form.get("key", "").strip()))
+    except (Unauthorized, TooManyFailures) as error:
+        page = await plain(request, "signin.html", status=error.status, error=error.detail, ended=None, next=wanted)
+        page.headers.update(error.headers if isinstance(error, TooManyFailures) else {})
+        return page
     response = RedirectResponse(wanted, 303)
     response.set_cookie(
-        COOKIE, token, max_age=signins.SECONDS, httponly=True, samesite="lax", secure=_is_secure(request)
+        COOKIE, token, max_age=console_sessions.SECONDS, httponly=True, samesite="lax", secure=_is_secure(request)
     )
     return response
 
 
 def _is_secure(request: Request) -> bool:
-    """A proxy may have taken the TLS off; the browser still says what it sees."""
+    """Return whether the browser uses HTTPS. A proxy may have terminated TLS, so the Origin header counts too."""
     return "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
 
 
 @router.post("/signout")
-async def sign_out(request: Request, visit: Visit, _: Said) -> Response:
-    await signins.end(visit.services.database, request.cookies[COOKIE])
+async def sign_out(request: Request, visit: Visit, _: FormFields) -> Response:
+    await console_sessions.end(visit.services.database, request.cookies[COOKIE])
     response = RedirectResponse("/signin", 303)
     response.delete_cookie(COOKIE)
     return response
 
 
 def ask(request: Request) -> Response:
-    """Back to where they wanted to be; who was signed in is told that this has ended."""
+    """Redirect to the sign-in page, and from there back to the requested page.
+
+    Tell visitors whose session has ended.
+    """
     looks = request.method == "GET"
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "") if looks else way_back(request)
     query = {"next": wanted} if wanted and wanted != "/" else {}
@@ -66,14 +72,14 @@ def ask(request: Request) -> Response:
 
 
 def _ours(path: str | None) -> str:
-    """A way within this site, and nowhere else."""
+    """Return a path within this site, or "/" for anything else."""
     if not path or not path.startswith("/") or path.startswith(("//", "/\\")):
         return "/"
     return path
 
 
 def way_back(request: Request) -> str | None:
-    """The page that a form stood on, if it was one of ours."""
+    """Return the page that contained the form, if it belongs to this site."""
     parts = urlsplit(request.headers.get("referer", ""))
     if parts.netloc != request.url.netloc or not parts.path.startswith("/"):
         return None

@@ -1,7 +1,7 @@
-"""The timeline of a run: what each step did when, as bars on one axis. Pure: entries in, places out.
+"""The timeline of a run: the activity of each step over time, as bars on one axis. Pure: entries in, positions out.
 
-Time in which something ran and time in which everything waited are drawn to different scales when waiting would leave
-nothing to see: a person's hour next to a tool's second.
+Busy time and waiting time have different scales if the waiting would hide the rest: a person's hour next to a tool's
+second.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from typing import Any
 from interlock.lifecycle import STEP, StepEvent, StepState
 
 WIDTH = 1000
-# Of the width, when what runs would get less than this share of it.
+# The share of the width for busy time, if it would get less on a common scale.
 _BUSY_SHARE = 0.6
 
 
 @dataclass(slots=True)
-class Bar:
-    """A stretch of time in which a step did one thing."""
+class TimelineBar:
+    """A period in which a step was in one state."""
 
     kind: str
     start: datetime
@@ -30,26 +30,26 @@ class Bar:
 
 
 @dataclass(slots=True)
-class Line:
+class TimelineLine:
     key: str
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[TimelineBar] = field(default_factory=list)
     attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    lines: list[Line]
-    # Five moments at equal distances, as time since the run began.
+    lines: list[TimelineLine]
+    # Five times at equal distances, since the start of the run.
     ticks: list[float]
     bent: bool
 
 
 def draw(keys: Iterable[str], entries: Iterable[Any], began: datetime, now: datetime) -> Timeline:
-    lines = {key: Line(key) for key in keys}
+    lines = {key: TimelineLine(key) for key in keys}
     since: dict[str, tuple[StepState, datetime]] = {}
     for entry in entries:
         if entry.step is not None and entry.to_state is not None and entry.at is not None:
-            line = lines.setdefault(entry.step, Line(entry.step))
+            line = lines.setdefault(entry.step, TimelineLine(entry.step))
             _follow(line, entry, since)
     for key, (state, at) in since.items():
         if state in STEP.open and not (state == StepState.PENDING and not lines[key].bars):
@@ -58,13 +58,13 @@ def draw(keys: Iterable[str], entries: Iterable[Any], began: datetime, now: date
     return _place(shown, began, max([now, *(bar.end for line in shown for bar in line.bars)]))
 
 
-def _follow(line: Line, entry: Any, since: dict[str, tuple[StepState, datetime]]) -> None:
+def _follow(line: TimelineLine, entry: Any, since: dict[str, tuple[StepState, datetime]]) -> None:
     data, was, at = entry.data or {}, since.get(line.key), entry.at
     ran = timedelta(milliseconds=data.get("duration_ms") or 0)
     state = StepState(entry.to_state)
     line.attempts = max(line.attempts, entry.attempt or 0)
     if entry.from_state == StepState.RUNNING:
-        # Of a short attempt only its end is in the journal.
+        # The journal has only the end of a short attempt.
         seen = was is not None and was[0] == StepState.RUNNING
         start = was[1] if was is not None and seen else at - ran
         if was is not None and not seen and was[0] in STEP.open and line.bars:
@@ -80,7 +80,7 @@ def _follow(line: Line, entry: Any, since: dict[str, tuple[StepState, datetime]]
     since[line.key] = (state, begun)
 
 
-def _bar(state: StepState, start: datetime, end: datetime, attempt: int | None = None) -> Bar:
+def _bar(state: StepState, start: datetime, end: datetime, attempt: int | None = None) -> TimelineBar:
     match state:
         case StepState.RUNNING:
             kind, says = "running", "ran"
@@ -90,11 +90,11 @@ def _bar(state: StepState, start: datetime, end: datetime, attempt: int | None =
             kind, says = "waiting", "waited"
         case _:
             kind, says = "retry", "waited for its next attempt"
-    return Bar(kind, start, end, f"{says}, attempt {attempt}" if attempt and attempt > 1 else says)
+    return TimelineBar(kind, start, end, f"{says}, attempt {attempt}" if attempt and attempt > 1 else says)
 
 
-def _place(lines: list[Line], began: datetime, ended: datetime) -> Timeline:
-    """Give every bar its place on the axis."""
+def _place(lines: list[TimelineLine], began: datetime, ended: datetime) -> Timeline:
+    """Give every bar its position on the axis."""
     moments = sorted({began, ended, *(m for line in lines for bar in line.bars for m in (bar.start, bar.end))})
     busy = [(bar.start, bar.end) for line in lines for bar in line.bars if bar.kind in ("running", "failed")]
     pieces = [
@@ -113,7 +113,7 @@ def _place(lines: list[Line], began: datetime, ended: datetime) -> Timeline:
     for line in lines:
         for bar in line.bars:
             bar.x = round(min(at[bar.start], WIDTH - 4), 1)
-            # What took no time at all is still to be seen.
+            # Keep bars without duration visible.
             bar.width = round(max(at[bar.end] - at[bar.start], 4.0), 1)
     return Timeline(lines, [_time_at(WIDTH * quarter / 4, places, times) for quarter in range(5)], bent)
 

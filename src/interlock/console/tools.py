@@ -1,4 +1,4 @@
-"""Tools: what can be done here, how much each can break, and what the policy says about it."""
+"""Tools: the available tools, the risk of each, and the policy's decision about it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,20 +7,20 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import decode_cursor, encode_cursor
-from interlock.console.page import Visit, render
-from interlock.console.texts import cut
-from interlock.console.words import pretty
+from interlock.api.dependencies import decode_cursor, encode_cursor
+from interlock.console.diff import cut
+from interlock.console.filters import pretty
+from interlock.console.rendering import Visit, render
 from interlock.errors import NotFound
-from interlock.governance.policy import Decision, Policy
+from interlock.governance.policy import CompiledPolicy, Decision
 from interlock.governance.roles import Permission
-from interlock.tools import Tool
+from interlock.tools import RegisteredTool
 
 router = APIRouter()
 
 _PAGE = 60
 _PARAMETERS = 60
-# What a rule asks for, in the words of whoever reads about it.
+# What a rule depends on, in words for users.
 _DEPENDS = {
     "input": "its input", "target": "its target", "role": "who asks", "tenant": "who asks", "principal": "who asks",
     "hour": "the time", "weekday": "the time", "workflow": "the workflow", "step": "the step",
@@ -29,7 +29,7 @@ _DEPENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the policy in force would say in general, and what that depends on."""
+    """What the policy in force would generally decide, and what that depends on."""
 
     answer: str
     decision: Decision | None = None
@@ -53,7 +53,8 @@ async def listed(request: Request, visit: Visit) -> Response:
     found, text = visit.services.policies, (request.query_params.get("q") or "").strip()
     after = decode_cursor(request.query_params.get("cursor"))
     policy = await found.current(visit.who.tenant_id)
-    fitting = [tool for tool in found.tools.all() if _fits(tool, text) and (after is None or tool.name > after)]
+    tools = found.tools.of_tenant(visit.who.tenant).all()
+    fitting = [tool for tool in tools if _fits(tool, text) and (after is None or tool.name > after)]
     shown = fitting[:_PAGE]
     return await render(
         request, visit, "tools.html", tools=[(tool, outlook(policy, tool)) for tool in shown],
@@ -66,7 +67,7 @@ async def listed(request: Request, visit: Visit) -> Response:
 async def show(name: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     found = visit.services.policies
-    tool = found.tools.find(name)
+    tool = found.tools.of_tenant(visit.who.tenant).find(name)
     if tool is None:
         raise NotFound(f"no tool {name} here; the server loads those of INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
     policy = await found.current(visit.who.tenant_id)
@@ -77,11 +78,11 @@ async def show(name: str, request: Request, visit: Visit) -> Response:
     )  # fmt: skip
 
 
-def _fits(tool: Tool, text: str) -> bool:
+def _fits(tool: RegisteredTool, text: str) -> bool:
     return text.lower() in f"{tool.name} {tool.description}".lower()
 
 
-def outlook(policy: Policy, tool: Tool) -> Outlook:
+def outlook(policy: CompiledPolicy, tool: RegisteredTool) -> Outlook:
     if policy.always_allows(tool.name):
         return Outlook("allow")
     found = policy.outlook(tool.name)
@@ -92,7 +93,7 @@ def outlook(policy: Policy, tool: Tool) -> Outlook:
     return Outlook(decision.answer, decision, depends)
 
 
-def _parameters(tool: Tool) -> list[Parameter]:
+def _parameters(tool: RegisteredTool) -> list[Parameter]:
     schema = tool.input_schema
     required, definitions = schema.get("required", []), schema.get("$defs", {})
     return [
@@ -109,7 +110,7 @@ def _json(value: Any) -> str:
 
 
 def _kind(about: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """A schema in a word or two; the whole of it is below."""
+    """Return a schema in a word or two; the page shows the full schema below."""
     if "$ref" in about:
         name = about["$ref"].rpartition("/")[2]
         return _kind(definitions[name], {}) if "enum" in definitions.get(name, {}) else name

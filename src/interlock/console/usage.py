@@ -1,4 +1,4 @@
-"""Usage: what of its caps a tenant uses now, and how the last hour went."""
+"""Usage: a tenant's current usage of its caps, and the outcomes of the last hour."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock.api.services import Services, encode_cursor, uuid_cursor
+from interlock.api.dependencies import AppContext, encode_cursor, uuid_cursor
 from interlock.api.views import usage_view
 from interlock.console import charts, live
-from interlock.console.page import Visit, Visitor, render
+from interlock.console.rendering import Visit, Visitor, render
 from interlock.engine import tenants
 from interlock.governance.roles import Permission
 from interlock.store.pool import Row
@@ -20,7 +20,7 @@ _PAGE = 50
 _WORKFLOWS = 100
 
 
-async def _pulse(found: Services, visit: Visitor) -> Any:
+async def _pulse(found: AppContext, visit: Visitor) -> Any:
     return await found.database.value("pulse_of_usage", visit.who.tenant_id, found.database.clock())
 
 
@@ -48,6 +48,6 @@ async def show(request: Request, visit: Visit) -> Response:
 
 
 async def _everybody(visit: Visitor, cursor: Any) -> list[Row]:
-    """Who runs the installation sees every tenant."""
+    """Return the usage of every tenant, if the visitor operates the installation."""
     runs_all = visit.who.is_operator and visit.may(Permission.ADMINISTER)
     return await tenants.usage(visit.services.database, None, cursor, _PAGE + 1) if runs_all else []

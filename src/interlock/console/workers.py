@@ -1,4 +1,4 @@
-"""Workers and the hosts that supervise them: what each is at, and what it can be told."""
+"""Workers and their supervisors: the current work of each, and the commands to it."""
 
 from typing import Any
 from uuid import UUID
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from interlock.api.views import state_history
-from interlock.console.page import Said, Visit, Visitor, done, number_of, render, uuid_of
+from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render, uuid_of
 from interlock.engine import leases, workers
 from interlock.engine.workers import DEFAULT_LABEL, Terms
 from interlock.errors import NotFound
@@ -56,12 +56,12 @@ def _may(visit: Visitor) -> bool:
 
 
 def _orders(row: Row) -> list[WorkerEvent]:
-    """What a person can tell it, of what its machine allows."""
+    """Return the commands that a person can give the worker, limited to what its state machine allows."""
     return [event for event in WORKER.allowed(WorkerState(row["status"])) if event in _TOLD]
 
 
 @router.post("/workers")
-async def begin(visit: Visit, said: Said) -> Response:
+async def begin(visit: Visit, said: FormFields) -> Response:
     workers.require_supervisor(visit.who)
     found, worker_id = visit.services, uuid7()
     capacity = number_of(said.get("concurrency"), "concurrency") or found.settings.concurrency
@@ -74,12 +74,12 @@ async def begin(visit: Visit, said: Said) -> Response:
         )  # fmt: skip
         return await workers.start(tx, found.database, visit.who.actor, worker_id)
 
-    row = await found.database.command(work)
+    row = await found.database.run_in_transaction(work)
     return done("/workers", f"{row['name']} is starting.")
 
 
 @router.post("/workers/{worker_id}/{event}")
-async def tell(worker_id: str, event: str, visit: Visit, said: Said) -> Response:
+async def tell(worker_id: str, event: str, visit: Visit, said: FormFields) -> Response:
     workers.require_supervisor(visit.who)
     order = next((known for known in _TOLD if known == event), None)
     if order is None:
@@ -94,7 +94,8 @@ async def _tell(visit: Visitor, worker_id: UUID, event: WorkerEvent, reason: str
     async def work(tx: Tx) -> Any:
         return await workers.order(tx, found.database, visit.who.actor, worker_id, event, reason)
 
-    await found.database.command(work)
+    await found.database.run_in_transaction(work)
     if event == WorkerEvent.TERMINATE:
-        # After the commit, so that what it wrote before is seen. Should we die here, the sweep does it.
+        # After the commit, so that the worker's earlier writes are visible. If this process dies first, the sweep does
+        # it.
         await leases.take_back(found.database)

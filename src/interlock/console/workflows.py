@@ -1,4 +1,4 @@
-"""Workflows: what can be started, what each version says, what changed between two, and starting one."""
+"""Workflows: list them, show and compare their versions, and start them."""
 
 import re
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
-from interlock.api.services import decode_cursor, encode_cursor
+from interlock.api.dependencies import decode_cursor, encode_cursor
 from interlock.api.views import dump
+from interlock.compute import pool
 from interlock.console import graph
-from interlock.console.page import Said, Visit, Visitor, done, number_of, render
-from interlock.console.source import as_yaml
-from interlock.console.texts import Comparison, compare, cut
+from interlock.console.diff import Comparison, compare, cut
+from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render
 from interlock.definition.plan import Plan, StepKind
+from interlock.definition.yaml_source import as_yaml
 from interlock.engine import idempotency, runs
-from interlock.engine.idempotency import Answer
-from interlock.errors import Invalid, NotFound, Problem
+from interlock.engine.idempotency import StoredResponse
+from interlock.errors import InterlockError, Invalid, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.store.pool import UNSTORABLE, Row, Tx
@@ -30,7 +31,7 @@ router = APIRouter()
 
 _PAGE = 50
 _VERSIONS = 100
-# Of a long workflow the first steps: its source has them all.
+# Only the first steps of a long workflow; its source has them all.
 _STEPS = 80
 _MOST_VERSION = 2**31 - 1
 
@@ -56,7 +57,7 @@ async def show(name: str, request: Request, visit: Visit) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What somebody typed to start it, and what was wrong with that."""
+    """The start form as the user typed it, and what was wrong with it."""
 
     input: str = "{}"
     error: str | None = None
@@ -68,8 +69,8 @@ async def _page(
 ) -> Response:  # fmt: skip
     row = await _version(visit, name, version)
     _, plan = await visit.services.plans.find(visit.who.tenant_id, name, row["version"])
-    versions = await visit.services.database.fetch("workflow_versions", visit.who.tenant_id, name, _VERSIONS)
-    source = as_yaml(orjson.loads(row["source"]))
+    versions = await visit.services.database.fetch("workflow_versions", visit.who.tenant_id, name, _VERSIONS, None)
+    source = await _written(visit, row)
     return await render(
         request, visit, "workflow.html", status=status, workflow=row, plan=plan, versions=versions, asked=version,
         source=cut(source), against=against, changes=await _changes(visit, name, against, source),
@@ -89,7 +90,18 @@ async def _changes(visit: Visitor, name: str, against: int | None, source: str) 
     if against is None:
         return None
     other = await _version(visit, name, against)
-    return compare(as_yaml(orjson.loads(other["source"])), source)
+    return await compare(visit.who.tenant_id, await _written(visit, other), source)
+
+
+async def _written(visit: Visitor, row: Row) -> str:
+    """Return the source as YAML. Another process converts a long one."""
+    if len(row["source"]) < _LONG_SOURCE:
+        return as_yaml(row["source"])
+    return await pool.run(visit.who.tenant_id, as_yaml, row["source"])
+
+
+# Converting a source of this length takes about ten milliseconds.
+_LONG_SOURCE = 4_000
 
 
 def _drawing(plan: Plan) -> graph.Drawing | None:
@@ -99,7 +111,7 @@ def _drawing(plan: Plan) -> graph.Drawing | None:
 
 
 def _says(step: Any) -> str:
-    """What a step does, in a word or two."""
+    """Return what a step does, in a word or two."""
     match step.kind:
         case StepKind.TOOL:
             return str(step.tool)
@@ -112,7 +124,7 @@ def _says(step: Any) -> str:
 
 
 def _reads(source: str) -> list[str]:
-    """What the workflow takes from its input, for whoever has to type one."""
+    """Return the input fields that the workflow reads, for the start form."""
     return sorted(set(re.findall(r"\binput\.([A-Za-z_]\w*)", source)))[:20]
 
 
@@ -120,7 +132,7 @@ def _reads(source: str) -> list[str]:
 
 
 @router.post("/workflows/{name}/start")
-async def start(name: str, request: Request, visit: Visit, said: Said) -> Response:
+async def start(name: str, request: Request, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     version = number_of(said.get("version"), "version", most=_MOST_VERSION)
     text = said.get("input", "{}")
@@ -132,7 +144,7 @@ async def start(name: str, request: Request, visit: Visit, said: Said) -> Respon
     except UNSTORABLE as error:
         typed = Started(text, f"the input cannot be stored: {error}")
         return await _page(request, visit, name, version, typed=typed, status=422)
-    except Problem as problem:
+    except InterlockError as problem:
         typed = Started(text, problem.detail)
         return await _page(request, visit, name, version, typed=typed, status=problem.status)
     return done(f"/runs/{run_id}", "Started.")
@@ -152,16 +164,16 @@ def _asked(name: str, version: int | None, text: str) -> StartRun:
 
 
 async def _start(visit: Visitor, body: StartRun, once: str) -> UUID:
-    """A page that is sent twice starts one run: the browser does that when an answer was lost on its way."""
+    """Start a run once per page, even if the browser sends the form again after it lost the answer."""
     found, who = visit.services, visit.who
     new = await runs.prepare(
         found.plans, who, body.workflow, version=body.version, input=body.input,
         trigger={"source": "console", "ref": None},
     )  # fmt: skip
 
-    async def work(tx: Tx) -> Answer:
+    async def work(tx: Tx) -> StoredResponse:
         await runs.start(tx, found.database, who, new)
-        return Answer(201, dump({"id": new.id}), new.id)
+        return StoredResponse(201, dump({"id": new.id}), new.id)
 
     digest = idempotency.Request.hash_of(body.workflow, str(body.version), dump(body.input))
     key = f"console:{who.key_id}:{once[:64]}:{digest.hex()}"

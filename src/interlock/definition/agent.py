@@ -1,16 +1,17 @@
-"""An agent: the YAML or JSON in which a user gives a model its instructions, tools and limits, as a checked plan."""
+"""An agent: the YAML or JSON with a model's instructions, tools and limits, turned into a checked plan."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import orjson
 
 from interlock.definition import document
-from interlock.definition.fault import Faults, described
-from interlock.definition.plan import Agent, Limits, OnReject, Plan, digest_of
-from interlock.definition.section import Section
+from interlock.definition.diagnostics import Faults, described
+from interlock.definition.mapping_reader import MappingReader
+from interlock.definition.patterns import PatternInvalid, pattern
+from interlock.definition.plan import AgentLimits, AgentPlan, OnReject, Plan, Price, digest_of
 from interlock.definition.workflow import NAME_FORM, caps, identifier
 from interlock.errors import DefinitionInvalid
 
@@ -18,32 +19,35 @@ SCRIPTED = "scripted"
 
 _TOP = (
     "name", "description", "model", "base_url", "api_key_env", "instructions", "tools", "limits", "settings",
-    "on_reject", "timeout", "caps", "script",
+    "price", "on_reject", "timeout", "caps", "script",
 )  # fmt: skip
 _MODEL = re.compile(r"[a-z0-9][a-z0-9/_-]*:\S+")
 _PATTERN = re.compile(r"\*|[A-Za-z_][A-Za-z0-9_.*-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# All that a definition can name: what else is in the environment of the workers is not for whoever applies an agent.
+# A definition can name only these variables, so that its author cannot read the rest of the workers' environment.
 KEY_VARIABLE = re.compile(r"INTERLOCK_MODEL_KEY_[A-Za-z0-9_]+")
 KEY_FORM = "the name of an environment variable that begins with INTERLOCK_MODEL_KEY_"
 _ADDRESS = re.compile(r"https?://\S+")
 
 
-def parse_agent(text: str | bytes, file: str = "agent") -> Plan:
-    """Raises `DefinitionInvalid` with every fault and its line."""
-    return document.made_from(text, file, partial(_plan, variable=KEY_VARIABLE))
+def parse_agent(text: str | bytes, file: str = "agent", *, also: Callable[[Plan, Faults], None] | None = None) -> Plan:
+    """Return the plan of a definition.
+
+    Raise `DefinitionInvalid` with every fault and its line. `also` may add faults (see `tools.fit`).
+    """
+    return document.made_from(text, file, partial(_plan, variable=KEY_VARIABLE), also)
 
 
 def load_agent(source: Mapping[str, Any]) -> Plan:
-    """The plan of a source that was stored; it has no lines.
+    """Return the plan of a stored source, which has no lines.
 
-    It can be from before its key had to have a certain name: then it is a plan all the same, and fails when it runs.
+    The source may be older than the naming rule for its key variable. It is still a valid plan, and fails when it runs.
     """
     return _plan(orjson.loads(orjson.dumps(source)), Faults("agent"), _VARIABLE)
 
 
 def is_agent(source: Mapping[str, Any]) -> bool:
-    """No workflow and no flow has a model."""
+    """Return True for an agent: workflows and flows have no model."""
     return "model" in source
 
 
@@ -52,10 +56,10 @@ def _plan(value: Any, faults: Faults, variable: re.Pattern[str]) -> Plan:
         faults.add((), f"expected an agent with a name and a model, found {described(value)}")
         raise DefinitionInvalid(faults.sorted())
     source = {key: member for key, member in value.items() if member is not None}
-    top = Section(source, (), faults)
+    top = MappingReader(source, (), faults)
     top.only(_TOP)
     name = identifier(top, "name", *NAME_FORM)
-    agent = Agent(
+    agent = AgentPlan(
         model=_model(top),
         instructions=top.text("instructions"),
         tools=_tools(top),
@@ -64,6 +68,7 @@ def _plan(value: Any, faults: Faults, variable: re.Pattern[str]) -> Plan:
         base_url=_matching(top, "base_url", _ADDRESS, "an address such as http://127.0.0.1:11434/v1"),
         api_key_env=_matching(top, "api_key_env", variable, KEY_FORM),
         script=_script(top),
+        price=_price(top),
     )
     description = top.text("description")
     on_reject = top.choice("on_reject", OnReject, OnReject.COMPLETE)
@@ -74,7 +79,7 @@ def _plan(value: Any, faults: Faults, variable: re.Pattern[str]) -> Plan:
     return Plan(name, description, on_reject, timeout, (), source, digest_of(source), *limits, agent=agent)
 
 
-def _model(top: Section) -> str:
+def _model(top: MappingReader) -> str:
     if not top.has("model"):
         top.fault("model", "`model` is missing; write provider:name, or `scripted` to try it without a provider")
         return SCRIPTED
@@ -84,7 +89,7 @@ def _model(top: Section) -> str:
     return model
 
 
-def _matching(top: Section, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+def _matching(top: MappingReader, key: str, pattern: re.Pattern[str], what: str) -> str | None:
     if not top.has(key):
         return None
     text = top.text(key)
@@ -93,7 +98,7 @@ def _matching(top: Section, key: str, pattern: re.Pattern[str], what: str) -> st
     return text
 
 
-def _tools(top: Section) -> tuple[str, ...]:
+def _tools(top: MappingReader) -> tuple[str, ...]:
     if not top.has("tools"):
         return ()
     tools = top.items("tools", "tools")
@@ -103,17 +108,29 @@ def _tools(top: Section) -> tuple[str, ...]:
     return tuple(tool for tool in tools if isinstance(tool, str))
 
 
-def _limits(top: Section) -> Limits:
+def _limits(top: MappingReader) -> AgentLimits:
     limits = top.section("limits", "{turns: 10, tokens: 100000, cost_usd: 1.5}")
     limits.only(("turns", "tokens", "cost_usd"))
-    return Limits(
-        turns=limits.integer("turns", Limits().turns, 1, 1000),
+    return AgentLimits(
+        turns=limits.integer("turns", AgentLimits().turns, 1, 1000),
         tokens=limits.integer("tokens", 0, 1, 1_000_000_000) or None,
         cost_usd=_amount(limits, "cost_usd"),
     )
 
 
-def _amount(section: Section, key: str) -> float | None:
+def _price(top: MappingReader) -> Price | None:
+    if not top.has("price"):
+        return None
+    price = top.section("price", "{input: 3.00, output: 15.00}, in USD for a million tokens")
+    price.only(("input", "output"))
+    for key in ("input", "output"):
+        if not price.has(key):
+            price.faults.add(price.path, f"`{key}` is missing; write {{input: 3.00, output: 15.00}}")
+    amounts = {key: _amount(price, key) for key in ("input", "output")}
+    return Price(amounts["input"] or 0.0, amounts["output"] or 0.0)
+
+
+def _amount(section: MappingReader, key: str) -> float | None:
     if not section.has(key):
         return None
     value = section.value[key]
@@ -123,7 +140,7 @@ def _amount(section: Section, key: str) -> float | None:
     return float(value)
 
 
-def _script(top: Section) -> tuple[Mapping[str, Any], ...]:
+def _script(top: MappingReader) -> tuple[Mapping[str, Any], ...]:
     if not top.has("script"):
         if top.value.get("model") == SCRIPTED:
             top.fault("script", "`script` is missing; a scripted model says what stands there")
@@ -133,26 +150,26 @@ def _script(top: Section) -> tuple[Mapping[str, Any], ...]:
     rules = top.items("script", "rules such as {match: refund, turns: [{say: Done.}]}")
     for at, rule in enumerate(rules):
         if isinstance(rule, Mapping):
-            _rule(Section(rule, ("script", at), top.faults))
+            _rule(MappingReader(rule, ("script", at), top.faults))
         else:
             top.faults.add(("script", at), f"expected a rule {{match: …, turns: […]}}, found {described(rule)}")
     return tuple(rule for rule in rules if isinstance(rule, Mapping))
 
 
-def _rule(rule: Section) -> None:
+def _rule(rule: MappingReader) -> None:
     rule.only(("match", "turns"))
     try:
-        re.compile(rule.text("match"))
-    except re.error as error:
+        pattern(rule.text("match"), dot_matches_newline=True)
+    except PatternInvalid as error:
         rule.fault("match", f"not a regular expression: {error}")
     for at, turn in enumerate(rule.items("turns", "turns")):
         if not isinstance(turn, Mapping):
             rule.faults.add((*rule.path, "turns", at), f"expected {{say: …}} or {{calls: …}}, found {described(turn)}")
             continue
-        _turn(Section(turn, (*rule.path, "turns", at), rule.faults))
+        _turn(MappingReader(turn, (*rule.path, "turns", at), rule.faults))
 
 
-def _turn(turn: Section) -> None:
+def _turn(turn: MappingReader) -> None:
     turn.only(("say", "calls", "pause", "fail"))
     turn.text("say")
     turn.text("fail")
@@ -163,7 +180,7 @@ def _turn(turn: Section) -> None:
         if not isinstance(call, Mapping) or not isinstance(call.get("tool"), str):
             turn.faults.add((*turn.path, "calls", at), "expected a call such as {tool: shop.refund, args: {amount: 5}}")
             continue
-        made = Section(call, (*turn.path, "calls", at), turn.faults)
+        made = MappingReader(call, (*turn.path, "calls", at), turn.faults)
         made.only(("tool", "args"))
         if made.has("args") and not isinstance(call["args"], Mapping | str):
             made.expected("args", "a mapping of the tool's parameters")

@@ -1,7 +1,7 @@
-"""Cron: the slots of a schedule, in its own time zone, and which of those that passed are still to be done.
+"""Cron: the slots of a schedule in its own time zone, and which missed slots still have to start.
 
-As Debian's cron does it: a job at a fixed hour runs once a day, also on the day that has this hour twice (then the
-first time) or not at all (then at the end of the gap). A job with `*` in its hours or minutes follows real time.
+As in Debian's cron, a job at a fixed hour runs once a day. On a day that has this hour twice it runs the first time; on
+a day without it, at the end of the gap. A job with `*` in its hours or minutes follows real time.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from cronsim import CronSim, CronSimError
 
 from interlock.lifecycle import Term
 
-# Until then a slot is on time, whatever is said about missed ones: somebody was just busy.
+# Until then a slot counts as on time, for every `Missed` policy: the sweeper was just busy.
 LATE = timedelta(seconds=60)
 _NAMED = {
     "@hourly": "0 * * * *",
@@ -30,7 +30,7 @@ _ANY_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Missed(Term):
-    """What becomes of slots that passed while nobody could start them."""
+    """What happens to slots that passed while no process could start them."""
 
     SKIP = "skip", "They are left out."
     LAST = "last", "The last of them is started, once."
@@ -44,7 +44,7 @@ class Cron:
 
     @classmethod
     def parse(cls, expression: str, timezone: str) -> "Cron":
-        """Raises ValueError that says what would be right."""
+        """Parse a cron expression. Raise ValueError with the correction."""
         text = " ".join(_NAMED.get(expression.strip().lower(), expression).split())
         if len(text.split()) != 5:
             raise ValueError(
@@ -61,25 +61,26 @@ class Cron:
         return cron
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first slot after a moment."""
+        """Return the first slot after a moment."""
         return next(self.slots_after(moment), None)
 
     def slots_after(self, moment: datetime) -> Iterator[datetime]:
         last = moment
         for local in CronSim(self.expression, moment.astimezone(self.zone)):
             slot = local.astimezone(UTC)
-            # In the hour that comes twice the same words name a time that is already over.
+            # In an hour that comes twice the same local time names a moment that has passed.
             if slot > last:
                 last = slot
                 yield slot
 
     def due(self, first: datetime, now: datetime, missed: Missed, most: int) -> list[datetime]:
-        """Those from `first`, a slot, until now that are to be done; at most so many."""
+        """Return the slots from `first`, itself a slot, until now that have to start; at most `most` of them."""
         match missed:
             case Missed.ALL:
                 return self._until(first, now, most)
             case Missed.LAST:
-                # Looking back is quick, but in the hour that comes twice it passes over a slot: look ahead from there.
+                # Searching backwards is quick but skips a slot in an hour that comes twice, so search forwards from
+                # there.
                 return self._until(max(first, self._before(now, first)), now)[-1:]
             case Missed.SKIP:
                 on_time = now - LATE
@@ -111,6 +112,6 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _explained(error: CronSimError) -> str:
-    """`Bad hour` → what is wrong with which field."""
+    """Return what is wrong with which field, given an error such as `Bad hour`."""
     field = str(error).removeprefix("Bad ").replace("-", " ")
     return f"the {field} is wrong; the fields are {_FIELDS}"

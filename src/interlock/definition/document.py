@@ -1,7 +1,7 @@
-"""A document: YAML or JSON read into plain JSON values, with the line of each.
+"""A document: YAML or JSON parsed into plain JSON values, with the line of each.
 
-Read from parser events instead of a loader, because a loader would follow aliases, take the last of two equal keys
-and turn `on`, `1:30` and dates into something else. Plain scalars mean what they mean in JSON; the rest are strings.
+This uses parser events instead of a loader. A loader would follow aliases, take the last of two equal keys and convert
+`on`, `1:30` and dates. Plain scalars mean what they mean in JSON; all others are strings.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from interlock.definition.fault import Faults, Path, TooManyFaults
+from interlock.definition.diagnostics import Faults, Path, TooManyFaults
 from interlock.errors import DefinitionInvalid
 
 T = TypeVar("T")
@@ -31,8 +31,8 @@ _WORDS = {
 _ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 
-class Unreadable(Exception):
-    """The text could not be read to its end."""
+class InvalidDocument(Exception):
+    """Raised when the text cannot be parsed to its end."""
 
     def __init__(self, line: int | None, message: str, path: Path = ()) -> None:
         super().__init__(message)
@@ -45,41 +45,55 @@ class Document:
     lines: dict[Path, int]
 
 
-def made_from(text: str | bytes, file: str, make: Callable[[Any, Faults], T]) -> T:
-    """What `make` makes of a document. Raises `DefinitionInvalid` with every fault in it and its line."""
+def made_from(
+    text: str | bytes, file: str, make: Callable[[Any, Faults], T], also: Callable[[T, Faults], None] | None = None
+) -> T:
+    """Return what `make` makes of a document. Raise `DefinitionInvalid` with every fault and its line.
+
+    `also` checks the result against facts outside the document, such as the tools of this server.
+    """
     faults = Faults(file)
     try:
         found = read(text, faults)
         faults.lines = found.lines
-        return make(found.value, faults)
-    except Unreadable as error:
+        made = make(found.value, faults)
+        if also is not None:
+            also(made, faults)
+        if not faults:
+            return made
+    except InvalidDocument as error:
         faults.add(error.path, error.message, line=error.line)
     except TooManyFaults:
         pass
     raise DefinitionInvalid(faults.sorted())
 
 
+def lines_of(text: str | bytes) -> dict[Path, int]:
+    """Return the line of each value of a document that was parsed before."""
+    return read(text, Faults("")).lines
+
+
 def read(text: str | bytes, faults: Faults) -> Document:
-    """Raises `Unreadable` where reading has to stop; what can be read over goes to `faults`."""
+    """Parse a document. Raise `InvalidDocument` where parsing has to stop; add other mistakes to `faults`."""
     decoded = _decode(text)
     if not decoded.lstrip().startswith("{"):
-        return _Reader(decoded, faults).document()
+        return _YamlReader(decoded, faults).document()
     try:
         json.loads(decoded)
     except RecursionError:
-        raise Unreadable(None, f"it is nested deeper than {DEEPEST} levels") from None
+        raise InvalidDocument(None, f"it is nested deeper than {DEEPEST} levels") from None
     except ValueError as error:
         return _read_flow_style(decoded, faults, error)
-    return _Reader(_as_yaml(decoded), faults).document()
+    return _YamlReader(_as_yaml(decoded), faults).document()
 
 
 def _read_flow_style(text: str, faults: Faults, error: ValueError) -> Document:
-    """Not JSON, though it begins like it: perhaps YAML's flow style, and if neither, then JSON was meant."""
+    """Parse text that starts like JSON but is not: as YAML's flow style, else report the JSON error."""
     try:
-        return _Reader(text, faults).document()
-    except Unreadable:
+        return _YamlReader(text, faults).document()
+    except InvalidDocument:
         if isinstance(error, json.JSONDecodeError):
-            raise Unreadable(error.lineno, f"not valid JSON: {error.msg} (column {error.colno})") from None
+            raise InvalidDocument(error.lineno, f"not valid JSON: {error.msg} (column {error.colno})") from None
         raise
 
 
@@ -88,14 +102,14 @@ def _decode(text: str | bytes) -> str:
         raw = text.encode() if isinstance(text, str) else bytes(text)
         decoded = raw.decode("utf-8-sig")
     except UnicodeError as error:
-        raise Unreadable(None, f"not valid UTF-8: {error.reason if hasattr(error, 'reason') else error}") from None
+        raise InvalidDocument(None, f"not valid UTF-8: {error.reason if hasattr(error, 'reason') else error}") from None
     if len(raw) > MOST_BYTES:
-        raise Unreadable(None, f"it is larger than {MOST_BYTES >> 10} KiB")
+        raise InvalidDocument(None, f"it is larger than {MOST_BYTES >> 10} KiB")
     return decoded
 
 
 def _as_yaml(text: str) -> str:
-    """Valid JSON in the two points where YAML parsers refuse it: tabs, and characters written as surrogate pairs."""
+    """Adapt valid JSON where YAML parsers reject it: tabs, and characters written as surrogate pairs."""
 
     def join(escape: re.Match[str]) -> str:
         high, low = escape.groups()
@@ -104,27 +118,27 @@ def _as_yaml(text: str) -> str:
     return _ESCAPE.sub(join, text.replace("\t", " "))
 
 
-class _Reader:
+class _YamlReader:
     def __init__(self, text: str, faults: Faults) -> None:
         self._events = _events(text)
         self._faults = faults
         self._lines: dict[Path, int] = {}
 
     def document(self) -> Document:
-        next(self._events)  # the stream's start
+        next(self._events)  # the start of the stream
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return Document(None, self._lines)
         value = self._value(next(self._events), ())
-        next(self._events)  # the document's end
+        next(self._events)  # the end of the document
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise Unreadable(_line(after), "expected one document, found a second")
+            raise InvalidDocument(_line(after), "expected one document, found a second")
         return Document(value, self._lines)
 
     def _value(self, event: Any, path: Path) -> Any:
         self._lines.setdefault(path, _line(event))
         if len(path) > DEEPEST:
-            raise Unreadable(_line(event), f"it is nested deeper than {DEEPEST} levels")
+            raise InvalidDocument(_line(event), f"it is nested deeper than {DEEPEST} levels")
         if isinstance(event, yaml.AliasEvent):
             return self._fault(event, path, f"`*{event.anchor}` is an alias; write the value out")
         if event.tag not in (None, "!"):
@@ -147,7 +161,7 @@ class _Reader:
         members: dict[str, Any] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                raise Unreadable(_line(event), "a key must be a plain word, found something else", path)
+                raise InvalidDocument(_line(event), "a key must be a plain word, found something else", path)
             key = event.value
             if key in members:
                 self._fault(event, (*path, key), "this key is written twice")
@@ -170,7 +184,7 @@ class _Reader:
         return self._number(event, path, whole=not any(number.groups())) if number else text
 
     def _number(self, event: yaml.ScalarEvent, path: Path, *, whole: bool) -> Any:
-        # Beyond these limits a number would come back from the database as another one.
+        # Beyond these limits the database would return a different number.
         if whole and len(event.value) < 21 and -(2**63) <= int(event.value) < 2**63:
             return int(event.value)
         if not whole and abs(value := float(event.value)) < float("inf"):
@@ -189,10 +203,10 @@ def _events(text: str) -> Iterator[Any]:
     try:
         yield from yaml.parse(text, Loader=_PARSER)
     except yaml.MarkedYAMLError as error:
-        raise Unreadable(*_explained(error, text)) from None
+        raise InvalidDocument(*_explained(error, text)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(line, "not valid YAML: it contains a control character") from None
+        raise InvalidDocument(line, "not valid YAML: it contains a control character") from None
 
 
 def _explained(error: yaml.MarkedYAMLError, text: str) -> tuple[int | None, str]:

@@ -1,8 +1,8 @@
 """Expressions: CEL over a run's input, trigger and settled steps, alone or inside the strings of a template.
 
-`${secrets.name}` is not one of them. It is a place in the template that keeps its name whenever the template is
-rendered, and is given its value only where the values are handed in. CEL never sees a secret, and a text that comes
-from outside is never searched for such places: whatever it says, it stays text.
+`${secrets.name}` is not an expression. It is a placeholder in the template that keeps its name when rendered, and gets
+its value only where the caller passes the values. CEL never sees a secret. Text from outside is never searched for
+placeholders, so it always stays text.
 """
 
 import base64
@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import cel
 import orjson
 
-from interlock.definition.fault import Path, dotted
-from interlock.definition.tokens import Growth, References, closing_brace, growth, references
+from interlock.definition.cel_lexer import Growth, References, closing_brace, growth, references, renamed
+from interlock.definition.diagnostics import Path, dotted
+from interlock.definition.patterns import PatternInvalid, compiling, pattern
 
 ROOTS = ("input", "trigger", "run", "steps")
 _CONVERSIONS = {"bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
@@ -36,15 +37,32 @@ _PARTS_OF_TIME = {
 FUNCTIONS = frozenset({"contains", "endsWith", "matches", "size", "startsWith"} | _CONVERSIONS | _PARTS_OF_TIME)
 MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "filter", "has", "map"})
 
-# The parser and the interpreter recurse in native code; no honest expression comes near this.
+# The parser and the interpreter recurse in native code; no legitimate expression comes near this limit.
 _LONGEST = 4000
 _DEEPEST = 2
-# What one expression may cost, in units of some fifty nanoseconds. It cannot be interrupted, and holds the process.
+# What one expression may cost, in units of up to a hundred nanoseconds. It cannot be interrupted.
 _MOST_WORK = 200_000_000
-# A value costs as much as so many characters.
+# What one expression may cost on an event loop: about ten milliseconds. More is evaluated in another process.
+_MOST_WORK_AT_ONCE = 200_000
+# What all expressions of a run may cost there before a step settles, as when the inputs of a thousand steps are
+# displayed.
+_MOST_WORK_IN_A_ROW = 2_000_000
+# Passing a value to CEL costs this many units.
+_HANDING_OVER = 20
+# What all matches of one expression may cost: see `patterns`.
+_MOST_MATCHING = 1_000_000_000
+_MOST_MATCHING_AT_ONCE = 5_000_000
+# The duration of CEL's own `matches` is unbounded, and it cannot be replaced under its own name.
+_MATCHES = "interlock_matches"
+# A value costs as much as this many characters.
 _CHARACTERS = 64
 _SURELY_FEW = 100
 _TOO_MUCH = "goes through too much data too often; give its macros smaller lists, or use a tool for it"
+
+_TOO_MUCH_MATCHING = (
+    "matches too long a text, too often, or with too large a pattern; "
+    "use a smaller pattern or a shorter text, or a tool for it"
+)
 
 SECRET_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SECRET = re.compile(r"\s*secrets\s*\.\s*([A-Za-z_][A-Za-z0-9_]*)\s*")
@@ -54,7 +72,7 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 
 
 class ExpressionFailed(ValueError):
-    """An expression that is right in form had no value in this run."""
+    """Raised when a valid expression has no value in this run."""
 
     def __init__(self, source: str, why: str) -> None:
         super().__init__(f"{_quoted(source)}: {why}")
@@ -62,8 +80,47 @@ class ExpressionFailed(ValueError):
         self.why = why
 
 
+class Elsewhere(Exception):
+    """Raised when an expression is too much work for an event loop.
+
+    Evaluate it in another process and give its scope the answer. It is not a ValueError, because an expression that was
+    not evaluated has not failed.
+    """
+
+    def __init__(self, expression: "Expression", scope: "Scope") -> None:
+        super().__init__(f"{_quoted(expression.source)} is too much work for an event loop")
+        self.expression = expression
+        self.scope = scope
+
+    def question(self) -> tuple[str, dict[str, Any], dict[str, tuple[str, Any]]]:
+        """Return what another process needs to evaluate the expression: the source, and the values that it reads."""
+        return self.expression.source, *self.scope.read_by(self.expression.references)
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """The result of an expression evaluated in another process: its value, or why it has none."""
+
+    value: Any = None
+    why: str | None = None
+
+
+def answer_to(source: str, roots: dict[str, Any], steps: dict[str, tuple[str, Any]]) -> StepAnswer:
+    """Return the answer to `Elsewhere.question`, in the process that received it."""
+    scope = Scope.of(**roots)
+    for key, (status, output) in steps.items():
+        scope.settle(key, status, output)
+    try:
+        return StepAnswer(Expression.parse(source).evaluate(scope))
+    except ExpressionFailed as error:
+        return StepAnswer(why=error.why)
+
+
 class TemplateInvalid(ValueError):
-    """Every expression of a template that does not compile, each with its path, and the template of the others."""
+    """Raised with every expression of a template that does not compile, each with its path.
+
+    `rest` is the template of the others.
+    """
 
     def __init__(self, faults: tuple[tuple[Path, str], ...], rest: "Template") -> None:
         super().__init__("; ".join(f"{dotted(path)}: {why}" if path else why for path, why in faults))
@@ -72,48 +129,83 @@ class TemplateInvalid(ValueError):
 
 
 class Scope:
-    """What the expressions of one run can see.
+    """The values visible to the expressions of one run.
 
-    Values are handed to CEL when an expression asks for them: most steps have none, and converting every output of a
-    long run for each of its steps would cost the square of its length.
+    Values are passed to CEL when an expression reads them. Most steps have no expression, and converting every output
+    for each step would take time in the square of a run's length.
     """
 
-    __slots__ = ("_context", "_roots", "_shown", "_steps", "_waiting")
+    __slots__ = ("_answers", "_context", "_meter", "_roots", "_shown", "_spent", "_steps", "_waiting", "on_event_loop")
 
-    def __init__(self, input: Any, trigger: Any, run: Mapping[str, Any]) -> None:
+    def __init__(self, input: Any, trigger: Any, run: Mapping[str, Any], *, on_event_loop: bool = False) -> None:
+        # Whether a long evaluation would block others; then `evaluate` raises `Elsewhere`.
+        self.on_event_loop = on_event_loop
+        # The answers from other processes by source, until a step settles.
+        self._answers: dict[str, StepAnswer] = {}
+        self._spent = 0
+        self._meter = _Meter()
         self._roots: dict[str, Any] = {"input": input, "trigger": trigger, "run": run}
         self._steps: dict[str, tuple[str, Any]] = {}
         self._context: Any = None
-        self._waiting: set[str] = set()  # roots that CEL does not hold yet
-        self._shown: frozenset[str] | None = None  # steps that CEL holds now
+        self._waiting: set[str] = set()  # roots not yet passed to CEL
+        self._shown: frozenset[str] | None = None  # steps passed to CEL
 
     @classmethod
     def of(cls, **roots: Any) -> "Scope":
-        """What the expressions of something else than a run can see."""
+        """Return a scope with other roots, for expressions outside of a run."""
         scope = cls(None, None, {})
         scope._roots = roots
         return scope
 
+    def answer(self, source: str, answer: StepAnswer) -> None:
+        """Store the answer from another process."""
+        self._answers[source] = answer
+
+    def answered(self, source: str) -> StepAnswer | None:
+        return self._answers.get(source) if self._answers else None
+
+    def read_by(self, wanted: References) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
+        """Return the wanted roots and settled steps as plain values."""
+        roots = {name: self._roots[name] for name in wanted.names if name in self._roots}
+        keys = (self._steps.keys() if wanted.any_step else wanted.steps & self._steps.keys()) if self._steps else ()
+        found = {key: self._steps[key] for key in keys} if "steps" in wanted.names else {}
+        return roots, {key: (str(status), _decoded(output)) for key, (status, output) in found.items()}
+
+    def affords(self, work: int) -> bool:
+        """Return whether this much work may block the event loop: at once, and in total until a step settles."""
+        if work > _MOST_WORK_AT_ONCE or self._spent > _MOST_WORK_IN_A_ROW:
+            return False
+        self._spent += work
+        return True
+
+    def meter(self) -> "_Meter":
+        """Reset and return the meter of `matches`."""
+        self._meter.reset(_MOST_MATCHING_AT_ONCE if self.on_event_loop else _MOST_MATCHING)
+        return self._meter
+
     def seeing(self, output: Any) -> "Scope":
-        """A scope of the same run in which `output` is what one step returned: for what undoes it."""
-        scope = Scope(None, None, {})
+        """Return a scope of the same run in which `output` is a step's output, for its compensation."""
+        scope = Scope(None, None, {}, on_event_loop=self.on_event_loop)
         scope._roots = {**self._roots, "output": output}
         scope._steps = self._steps
         return scope
 
     @property
     def trigger(self) -> Mapping[str, Any]:
-        """What started the run."""
+        """Return what started the run."""
         return self._roots["trigger"] or {}
 
     def settle(self, key: str, status: str, output: Any) -> None:
         self._steps[key] = (status, output)
         self._shown = None
+        self._answers.clear()
+        self._spent = 0
 
     def context(self, wanted: References) -> Any:
-        """A `cel.Context` that holds at least what is wanted."""
+        """Return a `cel.Context` that contains at least the wanted values."""
         if self._context is None:
             self._context = cel.Context()
+            self._context.add_function(_MATCHES, self._meter.matches)
             self._waiting = set(self._roots)
         for name in self._waiting & wanted.names:
             value = self._roots[name]
@@ -123,40 +215,85 @@ class Scope:
             self._show(frozenset(self._steps) if wanted.any_step else wanted.steps)
         return self._context
 
-    def extent(self, wanted: References) -> tuple[int, int]:
-        """Of what is wanted: the members of its longest list or object, and the weight of all of it."""
+    def extent(self, wanted: References, most: int | None = None) -> tuple[int, int]:
+        """Return the length of the longest wanted list or object, and the weight of all wanted values.
+
+        Counting stops when the weight exceeds `most`.
+        """
         found: list[Any] = [self._roots[name] for name in wanted.names if name in self._roots]
         if "steps" in wanted.names:
             keys = self._steps if wanted.any_step else wanted.steps & self._steps.keys()
-            outputs = [self._steps[key][1] for key in keys]
-            found += [output() if callable(output) else output for output in outputs]
+            found += [_decoded(self._steps[key][1]) for key in keys]
         longest, weight = len(found), 0
-        while found:
+        while found and (most is None or weight <= most):
             value = found.pop()
             weight += 1 + (len(value) // _CHARACTERS if isinstance(value, str) else 0)
             if isinstance(value, Mapping | list | tuple):
                 longest = max(longest, len(value))
+                if most is not None and weight + len(value) > most:
+                    return longest, most + 1
                 found += value.values() if isinstance(value, Mapping) else value
         return longest, weight
 
     def _show(self, keys: frozenset[str]) -> None:
         if self._shown is None or not keys <= self._shown:
             settled = {key: self._steps[key] for key in keys if key in self._steps}
-            # An output may be handed over undecoded: a function that gives it, called only when it is looked at.
-            steps = {
-                key: {"status": status, "output": output() if callable(output) else output}
-                for key, (status, output) in settled.items()
-            }
+            # An output may be passed undecoded: as a function that returns it, called only when an expression reads it.
+            steps = {key: {"status": status, "output": _decoded(output)} for key, (status, output) in settled.items()}
             self._context.add_variable("steps", steps)
             self._shown = keys
+
+
+def _decoded(output: Any) -> Any:
+    return output() if callable(output) else output
+
+
+class _Meter:
+    """The `matches` function of expressions, with its cost so far."""
+
+    __slots__ = ("_left", "failed", "is_over")
+
+    def __init__(self) -> None:
+        self.reset(_MOST_MATCHING)
+
+    def reset(self, most: int) -> None:
+        self._left = most
+        self.failed: str | None = None
+        # The matches cost too much: for an expression, or only for an event loop.
+        self.is_over = False
+
+    def matches(self, *given: Any) -> bool:
+        # CEL can ignore an exception, as in `x.matches(y) || true`, so keep failures and check them later.
+        if self.failed is not None or self.is_over:
+            return False
+        if len(given) != 2 or not all(isinstance(part, str) for part in given):
+            self.failed = "matches takes a text and a pattern: write text.matches(pattern)"
+            return False
+        text, source = given
+        try:
+            if not self._spend(compiling(source)):
+                return False
+            found = pattern(source)
+        except PatternInvalid as error:
+            self.failed = str(error)
+            return False
+        return self._spend(found.work(text)) and found.matches(text)
+
+    def _spend(self, work: int) -> bool:
+        self._left -= work
+        self.is_over = self._left < 0
+        return not self.is_over
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     source: str
-    _program: Any = field(compare=False, repr=False)
     references: References = field(compare=False, repr=False)
     growth: Growth = field(compare=False, repr=False)
+    # The functions that it calls, without the operators, which CEL counts as functions named `_+_`.
+    _functions: frozenset[str] = field(compare=False, repr=False)
+    # None until first evaluated: a large definition has thousands of expressions, and most runs need a few.
+    _program: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, source: str) -> "Expression":
@@ -165,6 +302,8 @@ class Expression:
             raise ValueError("the expression is empty")
         if len(source) > _LONGEST:
             raise ValueError(f"the expression is longer than {_LONGEST} characters")
+        if _MATCHES in source:
+            raise ValueError(f"{_quoted(source)}: `{_MATCHES}` is a reserved name; write `matches`")
         try:
             program = cel.compile(source)
         except ValueError as error:
@@ -176,7 +315,12 @@ class Expression:
             raise ValueError(f"{_quoted(source)} has macros more than {_DEEPEST} deep in one another; use a tool")
         if grows.factor > _MOST_WORK:
             raise ValueError(f"{_quoted(source)} {_TOO_MUCH}")
-        return cls(source, program, references(source), grows)
+        functions = frozenset(name for name in program.functions() if name.isidentifier())
+        return cls(source, references(source), grows, functions, None if "matches" in functions else program)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Omit the compiled program, which cannot leave its process."""
+        return Expression, (self.source, self.references, self.growth, self._functions)
 
     def names(self) -> frozenset[str]:
         return self.references.names
@@ -185,34 +329,63 @@ class Expression:
         return self.references.steps
 
     def functions(self) -> frozenset[str]:
-        """Without the operators, which CEL counts as functions named `_+_`."""
-        return frozenset(name for name in self._program.functions() if name.isidentifier())
+        return self._functions
 
     def evaluate(self, scope: Scope) -> Any:
-        """A plain JSON value."""
-        if self._is_too_much(scope):
+        """Return a plain JSON value. Raise `Elsewhere` if it would block an event loop for too long."""
+        if (answer := scope.answered(self.source)) is not None:
+            if answer.why is not None:
+                raise ExpressionFailed(self.source, answer.why)
+            return answer.value
+        if scope.on_event_loop and not scope.affords(self._at_once(scope)):
+            raise Elsewhere(self, scope)
+        if not scope.on_event_loop and self._is_too_much(scope):
             raise ExpressionFailed(self.source, f"it {_TOO_MUCH}")
+        meter = scope.meter()
         try:
-            value = self._program.execute(scope.context(self.references))
+            value = self._compiled().execute(scope.context(self.references))
         except Exception as error:
             raise ExpressionFailed(self.source, _reason(error)) from error
+        if meter.is_over and scope.on_event_loop:
+            raise Elsewhere(self, scope)
+        if meter.is_over:
+            raise ExpressionFailed(self.source, f"it {_TOO_MUCH_MATCHING}")
+        if meter.failed is not None:
+            raise ExpressionFailed(self.source, meter.failed)
         try:
             return value if type(value) in _PLAIN else plain(value)
         except ValueError as error:
             raise ExpressionFailed(self.source, str(error)) from error
 
+    def _compiled(self) -> Any:
+        if self._program is None:
+            source = renamed(self.source, "matches", _MATCHES) if "matches" in self._functions else self.source
+            object.__setattr__(self, "_program", cel.compile(source))
+        return self._program
+
     def _is_too_much(self, scope: Scope) -> bool:
         grows = self.growth
         if grows.power == 0 and grows.factor < _SURELY_FEW:
-            return False  # linear in what was read anyway
-        longest, weight = scope.extent(self.references)
+            return False  # linear in data that was read in any case
+        return self._work(*scope.extent(self.references)) > _MOST_WORK
+
+    def _at_once(self, scope: Scope) -> int:
+        """Return the highest cost on an event loop. Above the limit the result is not exact."""
+        if not self.references.names:
+            longest, weight = 0, 0
+        else:
+            longest, weight = scope.extent(self.references, _MOST_WORK_AT_ONCE // _HANDING_OVER)
+        handing_over, reading = weight * _HANDING_OVER, weight * self.growth.reads
+        return max(handing_over, reading, self._work(longest, weight))
+
+    def _work(self, longest: int, weight: int) -> int:
         longest, weight = max(longest, self.source.count(",") + 1), weight + len(self.source)
-        times: int = longest**grows.power
-        return weight * times * grows.factor > _MOST_WORK
+        times: int = longest**self.growth.power
+        return weight * times * self.growth.factor
 
 
 def plain(value: Any) -> Any:
-    """What CEL returned as a JSON value; a duration is its seconds."""
+    """Return CEL's result as a JSON value; a duration becomes its seconds."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -239,7 +412,7 @@ def _text(value: Any) -> str:
 
 
 def _quoted(source: str) -> str:
-    """On one line, and not so long that the reason behind it is lost."""
+    """Return the source on one line, shortened so that the reason after it stays visible."""
     line = " ".join(source.split())
     return f"`{line}`" if len(line) <= 120 else f"`{line[:120]}…`"
 
@@ -267,13 +440,13 @@ def _reason(error: Exception) -> str:
     return " ".join(message.removesuffix(" Check function arguments and their types.").split())
 
 
-# What the places of secrets are filled with; without it they show their names.
+# The values for the placeholders of secrets; with None they render as their names.
 Secrets = Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
-    """The place of a secret in a template."""
+class SecretReference:
+    """The placeholder of a secret in a template."""
 
     name: str
 
@@ -284,7 +457,7 @@ class Secret:
         yield path, self
 
 
-Leaves = Iterator[tuple[Path, Expression | Secret]]
+Leaves = Iterator[tuple[Path, Expression | SecretReference]]
 
 
 class _Node(Protocol):
@@ -305,7 +478,7 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A string that is one `${…}` and nothing else: the native value."""
+    """A string that is exactly one `${…}`: it renders as the native value."""
 
     expression: Expression
 
@@ -353,11 +526,11 @@ class _Object:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A JSON value whose strings, but not its keys, may hold `${expressions}`; `$${` stands for a literal `${`."""
+    """A JSON value whose strings, but not its keys, may contain `${expressions}`; `$${` is a literal `${`."""
 
     value: Any
     _root: _Node = field(compare=False, repr=False)
-    # The names of the secrets it asks for, by the field at its top that asks.
+    # The names of the secrets that it uses, by top-level field.
     secrets: Mapping[str, tuple[str, ...]] = field(compare=False, repr=False)
 
     @classmethod
@@ -374,7 +547,7 @@ class Template:
         return isinstance(self._root, _Constant)
 
     def render(self, scope: Scope, secrets: Secrets = None) -> Any:
-        """A constant is the same object each time: do not change what this returns."""
+        """Return the rendered value. A constant is the same object each time: do not modify it."""
         return self._root.render(scope, secrets)
 
     def leaves(self) -> Leaves:
@@ -384,13 +557,13 @@ class Template:
         return ((path, leaf) for path, leaf in self.leaves() if isinstance(leaf, Expression))
 
 
-_Part = str | Expression | Secret
+_Part = str | Expression | SecretReference
 
 
 def _by_field(root: _Node) -> Mapping[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for path, leaf in root.leaves(()):
-        if isinstance(leaf, Secret):
+        if isinstance(leaf, SecretReference):
             found.setdefault(str(path[0]) if path else "", {})[leaf.name] = None
     return {name: tuple(secrets) for name, secrets in found.items()}
 
@@ -399,7 +572,7 @@ def _written(part: _Part, scope: Scope, secrets: Secrets) -> str:
     match part:
         case str():
             return part
-        case Secret():
+        case SecretReference():
             return part.render(scope, secrets)
         case Expression():
             return _text(part.evaluate(scope))
@@ -434,7 +607,7 @@ def _parse_text(text: str, path: Path, faults: list[tuple[Path, str]]) -> _Node:
     match parts:
         case (Expression() as whole,):
             return _Value(whole)
-        case (Secret() as whole,):
+        case (SecretReference() as whole,):
             return whole
         case _ if all(isinstance(part, str) for part in parts):
             return _Constant("".join(map(str, parts)))
@@ -460,10 +633,10 @@ def _parts(text: str) -> Iterator[_Part]:
         yield text[at:]
 
 
-def _place(source: str) -> Expression | Secret:
+def _place(source: str) -> Expression | SecretReference:
     secret = _SECRET.fullmatch(source)
     if secret is None:
         return Expression.parse(source)
     if not SECRET_NAME.fullmatch(secret[1]):
         raise ValueError(f"`{secret[1][:120]}` is no name of a secret; write lower-case letters, digits and `_`")
-    return Secret(secret[1])
+    return SecretReference(secret[1])

@@ -1,15 +1,15 @@
-"""A Python flow as the engine knows it: a plan without steps, and steps that are declared while it runs.
+"""A Python flow for the engine: a plan without steps, and steps that are declared while it runs.
 
-Whoever reads a journal without the code (the API, an approval, a sweep) learns from the first entry of a step what
-kind of step it is.
+The first entry of a step declares its kind, for readers of the journal that lack the code: the API, an approval, a
+sweep.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from interlock.definition.expression import Template
-from interlock.definition.plan import OnReject, OnTimeout, OutsideEvent, Plan, Retry, Step, StepKind, digest_of
-from interlock.definition.section import NOTHING
+from interlock.definition.mapping_reader import NOTHING
+from interlock.definition.plan import ExpectedEvent, OnReject, OnTimeout, Plan, PlanStep, Retry, StepKind, digest_of
 
 _DEFAULTS = Retry()
 
@@ -23,7 +23,7 @@ def flow_plan(
     max_writes_per_run: int | None = None,
     max_concurrency: int | None = None,
 ) -> Plan:
-    """Two flows are the same when name, version and limits are; what they are described as does not matter."""
+    """Return the plan of a flow. Flows are equal if name, version and limits are; the description does not matter."""
     source: dict[str, Any] = {"name": name, "flow": version}
     if timeout is not None:
         source["timeout"] = timeout
@@ -40,8 +40,11 @@ def load_flow(source: Mapping[str, Any]) -> Plan:
     return flow_plan(source["name"], source["flow"], timeout=source.get("timeout"), **source.get("caps", {}))
 
 
-def declaration(step: Step, *, hidden: frozenset[str] = frozenset(), with_input: bool = False) -> dict[str, Any]:
-    """What the journal keeps of a flow's step. The input only where somebody may want it later: of a write."""
+def declaration(step: PlanStep, *, hidden: frozenset[str] = frozenset(), with_input: bool = False) -> dict[str, Any]:
+    """Return the declaration of a step for the journal.
+
+    Only a write includes its input, for a later edit or reversal.
+    """
     said: dict[str, Any] = {"kind": step.kind, "place": step.place, "digest": step.digest}
     if step.tool is not None:
         said["tool"] = step.tool
@@ -58,8 +61,8 @@ def declaration(step: Step, *, hidden: frozenset[str] = frozenset(), with_input:
     return said
 
 
-def declared_step(key: str, index: int, said: Mapping[str, Any]) -> Step:
-    """The step as far as its declaration tells; the flow itself adds the rest when it is run again."""
+def declared_step(key: str, index: int, said: Mapping[str, Any]) -> PlanStep:
+    """Return the step as far as its declaration describes it; the flow adds the rest on replay."""
     return flow_step(
         key, index, StepKind(said["kind"]), place=said["place"], digest=said["digest"], tool=said.get("tool"),
         input=Template.parse(said["input"]) if "input" in said else NOTHING, workflow=said.get("workflow"),
@@ -68,15 +71,18 @@ def declared_step(key: str, index: int, said: Mapping[str, Any]) -> Step:
     )  # fmt: skip
 
 
-def awaited_event(type: str, correlation: Any, timeout: float | None = None) -> OutsideEvent:
-    """A time-out is the flow's to catch; when it is stands in the entry that begins the wait."""
+def awaited_event(type: str, correlation: Any, timeout: float | None = None) -> ExpectedEvent:
+    """Return the event that a flow waits for.
+
+    The flow handles the time-out, whose time is in the entry that starts the wait.
+    """
     span = Template.parse(timeout) if timeout is not None else None
-    return OutsideEvent(type, Template.parse(correlation), span, OnTimeout.FAIL)
+    return ExpectedEvent(type, Template.parse(correlation), span, OnTimeout.FAIL)
 
 
-def flow_step(key: str, index: int, kind: StepKind, **more: Any) -> Step:
+def flow_step(key: str, index: int, kind: StepKind, **more: Any) -> PlanStep:
     unused: dict[str, Any] = {
         "needs": (), "follows": None, "when": None, "tool": None, "input": NOTHING, "retry": _DEFAULTS,
         "timeout": None, "gate": None, "duration": None,
     }  # fmt: skip
-    return Step(key=key, index=index, kind=kind, **(unused | more))
+    return PlanStep(key=key, index=index, kind=kind, **(unused | more))

@@ -1,7 +1,7 @@
-"""A plan: a workflow that was checked, in the form the engine walks."""
+"""A plan: a checked definition, ready to be executed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from types import MappingProxyType
@@ -21,7 +21,7 @@ class StepKind(Term):
     MODEL = "model", "Asks a language model what to say and do next."
 
 
-# What a workflow's author can write; the others are an agent's.
+# The kinds that a workflow's author can write; the others are an agent's.
 WRITTEN = (StepKind.TOOL, StepKind.APPROVAL, StepKind.WAIT, StepKind.FLOW)
 
 
@@ -36,13 +36,13 @@ class OnTimeout(Term):
     CONTINUE = "continue", "The step ends without an output and the run goes on."
 
 
-# How long people have, by what is at stake, unless the step or the rule says otherwise.
+# How long an approval can be decided by tier, unless the step or the rule says otherwise.
 EXPIRES_IN: Mapping[Tier, float] = MappingProxyType(
     {Tier.LOW: 24 * 3600.0, Tier.MED: 8 * 3600.0, Tier.HIGH: 4 * 3600.0}
 )
 
 
-# What the key of a step is continued with in the key of the step that undoes it: no id has a colon.
+# The suffix for the key of a compensation step. No id has a colon.
 UNDO = ":undo"
 
 
@@ -54,7 +54,7 @@ class Retry:
     max_delay: float = 600.0
 
     def delay(self, failures: int, jitter: float) -> float:
-        """Seconds until the next attempt after so many failures; `jitter` in [0, 1) spreads it by a tenth."""
+        """Return the seconds until the next attempt after `failures`; `jitter` in [0, 1) varies it by a tenth."""
         if self.backoff:
             delay = self.backoff[min(failures, len(self.backoff)) - 1]
         else:
@@ -63,7 +63,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ApprovalGate:
     tier: Tier
     two_person: bool
     expires_in: float
@@ -71,8 +71,8 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideEvent:
-    """What a step waits for: an event of this type about this one thing. Without a time-out it waits for ever."""
+class ExpectedEvent:
+    """The event that a step waits for, by type and correlation. Without a time-out it waits for ever."""
 
     type: str
     correlation: Template
@@ -81,7 +81,7 @@ class OutsideEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     key: str
     index: int
     kind: StepKind
@@ -92,30 +92,33 @@ class Step:
     input: Template
     retry: Retry
     timeout: float | None
-    gate: Gate | None
+    gate: ApprovalGate | None
     duration: Template | None
-    event: OutsideEvent | None = None
-    # The step that undoes this one, and in that step the key of the one it undoes.
-    undo: "Step | None" = None
+    event: ExpectedEvent | None = None
+    # The compensation step of this step, and in the compensation step the key of the step it undoes.
+    undo: "PlanStep | None" = None
     undoes: str | None = None
-    # Of a step that runs another workflow: which, and in which version if not the current one.
+    # For a step that runs another workflow: its name, and its version if not the current one.
     workflow: str | None = None
     version: int | None = None
-    # Of a flow's step: where in the flow it is asked for, and a digest of all that is asked.
+    # For a flow's step: the place in the flow's code, and a digest of the request.
     place: str | None = None
     digest: str | None = None
-    # The label of the workers that may do it.
+    # The label of the workers that may run it.
     runs_on: str | None = None
 
     @property
     def after(self) -> tuple[str, ...]:
-        """What must be settled first. Only `needs` also pass a skip on; a step in a plain list just comes later."""
+        """Return the steps that must settle first.
+
+        Only `needs` also propagate a skip; a step in a plain list just comes later.
+        """
         return self.needs or ((self.follows,) if self.follows is not None else ())
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one message to an agent may use. None: as much as it takes."""
+class AgentLimits:
+    """What one message to an agent may use. None means no limit."""
 
     turns: int = 25
     tokens: int | None = None
@@ -123,23 +126,36 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
-    """A model with instructions and tools. Its steps are found out while it runs: see `journal.turns`."""
+class Price:
+    """A model's price, in USD for a million tokens."""
+
+    input: float
+    output: float
+
+    def usd(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """A model with instructions and tools. Its steps are created while it runs: see `journal.agent_loop`."""
 
     model: str
     instructions: str
-    # Names, and patterns like `shop.*`.
+    # Names, and patterns such as `shop.*`.
     tools: tuple[str, ...]
-    limits: Limits
+    limits: AgentLimits
     settings: Mapping[str, Any]
     base_url: str | None = None
-    # The environment variable of the workers that holds the key, if not the provider's usual one.
+    # The environment variable of the workers with the key, if not the provider's usual one.
     api_key_env: str | None = None
     script: tuple[Mapping[str, Any], ...] = ()
+    # For a model whose price is not publicly known, or differs here.
+    price: Price | None = None
 
     @property
     def is_elsewhere(self) -> bool:
-        """Not at the provider's address, or not with the key that the installation has there."""
+        """Return True if the agent uses another address than the provider's, or another key than the installation's."""
         return self.base_url is not None or self.api_key_env is not None
 
     def may_use(self, tool: str) -> bool:
@@ -148,24 +164,24 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Two plans are the same when their digests are."""
+    """A checked definition. Two plans are equal when their digests are."""
 
     name: str = field(compare=False)
     description: str = field(compare=False)
     on_reject: OnReject = field(compare=False)
     timeout: float | None = field(compare=False)
-    steps: tuple[Step, ...] = field(compare=False, repr=False)
+    steps: tuple[PlanStep, ...] = field(compare=False, repr=False)
     source: dict[str, Any] = field(compare=False, repr=False)
     digest: str
-    # Stricter than the tenant's, never looser.
+    # May lower the tenant's limit, but not raise it.
     max_writes_per_run: int | None = field(default=None, compare=False)
-    # The most of its runs in flight, within what the tenant may have.
+    # The highest number of its active runs, within the tenant's limit.
     max_concurrency: int | None = field(default=None, compare=False)
-    # The version of the Python flow that says what the steps are; then there are none here.
+    # The version of the Python flow that declares the steps; then `steps` is empty.
     flow: str | None = field(default=None, compare=False)
-    # The agent that a model and its tool calls make the steps of; then there are none here either.
-    agent: Agent | None = field(default=None, compare=False)
-    by_key: Mapping[str, Step] = field(init=False, compare=False, repr=False)
+    # The agent whose model and tool calls are the steps; then `steps` is empty too.
+    agent: AgentPlan | None = field(default=None, compare=False)
+    by_key: Mapping[str, PlanStep] = field(init=False, compare=False, repr=False)
     successors: Mapping[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
     is_sequence: bool = field(init=False, compare=False)
 
@@ -175,15 +191,19 @@ class Plan:
             for key in step.after:
                 successors[key].append(step.key)
         in_order = zip(self.steps[1:], self.steps, strict=False)
-        # Once here instead of for every step of every run: frozen, hence the way around.
+        # Computed once here instead of for every step of every run. The class is frozen, hence `object.__setattr__`.
         put = object.__setattr__
         put(self, "by_key", MappingProxyType({step.key: step for step in self.steps}))
         put(self, "successors", MappingProxyType({key: tuple(later) for key, later in successors.items()}))
         put(self, "is_sequence", not self.is_dynamic and all(step.follows == before.key for step, before in in_order))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only the fields of the constructor; the derived fields are computed again in the other process."""
+        return Plan, tuple(getattr(self, each.name) for each in fields(self) if each.init)
+
     @property
     def is_dynamic(self) -> bool:
-        """Its steps are declared while it runs."""
+        """Return True if the steps are declared while the run executes."""
         return self.flow is not None or self.agent is not None
 
     @property
@@ -192,12 +212,12 @@ class Plan:
 
     @property
     def awaited(self) -> str:
-        """A flow with its version, as runs that wait for it to be deployed name it."""
+        """Return the flow with its version, as runs that wait for its deployment name it."""
         return f"{self.name}@{self.flow}"
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Each once, in the order of their first use."""
+        """Return the tools, each once, in the order of their first use."""
         called = (made for step in self.steps for made in (step, step.undo) if made is not None)
         return tuple(dict.fromkeys(step.tool for step in called if step.tool is not None))
 

@@ -1,39 +1,34 @@
-"""A trigger: what a sender's delivery or a Slack command starts, and with which input."""
+"""A trigger: the workflow that a webhook delivery or a Slack command starts, and its input."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from interlock.definition import document
-from interlock.definition.checks import check_known
-from interlock.definition.expression import (
-    SECRET_NAME,
-    Expression,
-    ExpressionFailed,
-    Scope,
-    Secret,
-    Template,
-)
-from interlock.definition.fault import Faults, Path, described
+from interlock.definition.diagnostics import Faults, Path, described
+from interlock.definition.expression import SECRET_NAME, Expression, ExpressionFailed, Scope, SecretReference, Template
+from interlock.definition.mapping_reader import MappingReader
 from interlock.definition.plan import digest_of
-from interlock.definition.section import Section
+from interlock.definition.validation import check_known
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Term
 
-# What the expressions of a trigger can see.
+# The values visible to a trigger's expressions.
 ROOTS = ("payload", "event", "headers")
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _EVENT = re.compile(r"[a-z_]+(\.[a-z_]+)?")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
 _COMMAND = re.compile(r"/[a-z0-9_-]{1,31}")
-# The commands that are about Interlock itself.
+# The command for Interlock itself.
 OWN_COMMAND = "/interlock"
 _WORDS = "lower-case letters, digits, `_`, `.` and `-`, beginning with a letter"
 _LONGEST_ID = 255
+_MOST_BYTES = 32 << 10
 
 
 class TriggerKind(Term):
@@ -50,8 +45,8 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What arrived, as the expressions see it."""
+class IncomingEvent:
+    """An incoming event in the form that expressions see."""
 
     source: str
     type: str
@@ -59,6 +54,8 @@ class Event:
     headers: Mapping[str, str] = field(default_factory=dict)
     action: str | None = None
     id: str | None = None
+    # Whether a long evaluation would block others: see `Scope`.
+    on_event_loop: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -66,94 +63,105 @@ class Event:
 
     def scope(self) -> Scope:
         event = {"source": self.source, "type": self.type, "action": self.action, "id": self.id}
-        return Scope.of(payload=self.payload, event=event, headers=dict(self.headers))
+        scope = Scope.of(payload=self.payload, event=event, headers=dict(self.headers))
+        scope.on_event_loop = self.on_event_loop
+        return scope
 
 
 @dataclass(frozen=True, slots=True)
-class Trigger:
+class TriggerDefinition:
     name: str
     kind: TriggerKind
     workflow: str
     when: Expression | None
-    # None: the payload as it is.
+    # None means the unchanged payload.
     input: Template | None
     secret: str | None
     events: tuple[str, ...]
-    # Of a webhook that is not signed by Standard Webhooks: the header with its HMAC, and what names a delivery.
+    # For a webhook that is not signed by Standard Webhooks: the header with its HMAC, and the expression for a
+    # delivery's id.
     header: str | None
     id: Expression | None
     command: str | None
     source: Mapping[str, Any]
     digest: str
 
-    def ignores(self, event: Event) -> str | None:
-        """Why this event starts nothing, if it does not. Raises Unfit for a condition without an answer."""
+    def ignores(self, event: IncomingEvent) -> str | None:
+        """Return why this event starts nothing, or None.
+
+        Raise UnusableEvent for a condition that cannot be evaluated.
+        """
         if self.events and event.type not in self.events and event.name not in self.events:
             return f"it is about {', '.join(self.events)}, not {event.name}"
         if self.when is None:
             return None
         wanted = _evaluated("when", self.when, event)
         if not isinstance(wanted, bool):
-            raise Unfit(f"when: `{self.when.source}` gave {described(wanted)}; a condition gives true or false")
+            raise UnusableEvent(f"when: `{self.when.source}` gave {described(wanted)}; a condition gives true or false")
         return None if wanted else f"`{self.when.source}` is false"
 
-    def input_for(self, event: Event) -> dict[str, Any]:
+    def input_for(self, event: IncomingEvent) -> dict[str, Any]:
         try:
             made = event.payload if self.input is None else self.input.render(event.scope())
         except ExpressionFailed as error:
-            raise Unfit(f"input: {error}") from None
+            raise UnusableEvent(f"input: {error}") from None
         if not isinstance(made, dict):
             whose = "its payload" if self.input is None else "input"
-            raise Unfit(f"{whose} is {described(made)}; a run's input is a mapping, so write `input:` as one")
+            raise UnusableEvent(f"{whose} is {described(made)}; a run's input is a mapping, so write `input:` as one")
         try:
-            orjson.dumps(made)  # what one parser reads another may not be able to write: it may be too deep
+            orjson.dumps(made)  # a parsed value may be nested too deeply to be serialized
         except orjson.JSONEncodeError as error:
-            raise Unfit(f"input: it cannot be stored: {error}") from None
+            raise UnusableEvent(f"input: it cannot be stored: {error}") from None
         return made
 
-    def id_of(self, event: Event) -> str:
+    def id_of(self, event: IncomingEvent) -> str:
         assert self.id is not None
         found = _evaluated("id", self.id, event)
         if isinstance(found, bool) or not isinstance(found, str | int) or not 0 < len(str(found)) <= _LONGEST_ID:
-            raise Unfit(f"id: `{self.id.source}` gave {described(found)}; it has to name the delivery, shortly")
+            raise UnusableEvent(f"id: `{self.id.source}` gave {described(found)}; it has to name the delivery, shortly")
         return str(found)
 
 
-class Unfit(ValueError):
-    """An event that the trigger's expressions have no answer for."""
+class UnusableEvent(ValueError):
+    """An event for which the trigger's expressions have no value."""
 
 
-def _evaluated(where: str, expression: Expression, event: Event) -> Any:
+def _evaluated(where: str, expression: Expression, event: IncomingEvent) -> Any:
     try:
         return expression.evaluate(event.scope())
     except ExpressionFailed as error:
-        raise Unfit(f"{where}: {error}") from None
+        raise UnusableEvent(f"{where}: {error}") from None
 
 
 # ---------------------------------------------------------------- reading
 
 
-def parse(text: str | bytes, file: str = "trigger") -> Trigger:
-    """Raises `DefinitionInvalid` with every fault and its line."""
+def parse(text: str | bytes, file: str = "trigger") -> TriggerDefinition:
+    """Return the trigger of a definition. Raise `DefinitionInvalid` with every fault and its line."""
+    if len(text) > _MOST_BYTES:
+        faults = Faults(file)
+        faults.add((), f"a trigger is at most {_MOST_BYTES >> 10} KiB long: it is read for each delivery")
+        raise DefinitionInvalid(faults.sorted())
     return document.made_from(text, file, _trigger)
 
 
-def load(source: Mapping[str, Any]) -> Trigger:
-    """Of a source that was stored."""
-    return parse(orjson.dumps(source))
+@lru_cache(maxsize=256)
+def load(source: str) -> TriggerDefinition:
+    """Return the trigger of a stored source, which is JSON."""
+    return document.made_from(source, "trigger", _trigger)
 
 
-def _trigger(value: Any, faults: Faults) -> Trigger:
+def _trigger(value: Any, faults: Faults) -> TriggerDefinition:
     if not isinstance(value, dict):
         faults.add((), f"expected a trigger with a name, a kind and a workflow, found {described(value)}")
         raise DefinitionInvalid(faults.sorted())
     source = {key: member for key, member in value.items() if member is not None}
-    top = Section(source, (), faults)
+    top = MappingReader(source, (), faults)
     top.only(("name", *TriggerKind, "workflow", "when", "input"))
     kind = _kind(top)
     about = top.section(kind, _EXAMPLES[kind])
     header = _header(about) if kind is TriggerKind.WEBHOOK else None
-    trigger = Trigger(
+    trigger = TriggerDefinition(
         name=_named(top, "name", _NAME, _WORDS),
         kind=kind,
         workflow=_named(top, "workflow", _NAME, _WORDS),
@@ -181,7 +189,7 @@ _KNOWN = {
 }
 
 
-def _kind(top: Section) -> TriggerKind:
+def _kind(top: MappingReader) -> TriggerKind:
     kinds = [kind for kind in TriggerKind if kind in top.value]
     if not kinds:
         top.faults.add((), "nothing starts it; give it one of github, webhook or slack, such as "
@@ -191,7 +199,7 @@ def _kind(top: Section) -> TriggerKind:
     return kinds[0] if kinds else TriggerKind.WEBHOOK
 
 
-def _named(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
+def _named(section: MappingReader, key: str, pattern: re.Pattern[str], what: str) -> str:
     if not section.has(key):
         section.fault(key, f"`{key}` is missing")
         return ""
@@ -201,11 +209,11 @@ def _named(section: Section, key: str, pattern: re.Pattern[str], what: str) -> s
     return text
 
 
-def _secret(about: Section) -> str:
+def _secret(about: MappingReader) -> str:
     return _named(about, "secret", SECRET_NAME, "of a-z, 0-9 and `_`")
 
 
-def _events(about: Section) -> tuple[str, ...]:
+def _events(about: MappingReader) -> tuple[str, ...]:
     if not about.has("events"):
         return ()
     events = about.items("events", "events such as push or pull_request.opened")
@@ -216,7 +224,7 @@ def _events(about: Section) -> tuple[str, ...]:
     return tuple(event for event in events if isinstance(event, str))
 
 
-def _header(about: Section) -> str | None:
+def _header(about: MappingReader) -> str | None:
     if not about.has("header"):
         return None
     text = about.text("header")
@@ -225,7 +233,7 @@ def _header(about: Section) -> str | None:
     return text.lower()
 
 
-def _id(about: Section, header: str | None) -> Expression | None:
+def _id(about: MappingReader, header: str | None) -> Expression | None:
     if header is None and about.has("id"):
         about.fault("id", "Standard Webhooks has an id of its own; `id` goes with `header`")
     if header is not None and not about.has("id"):
@@ -234,7 +242,7 @@ def _id(about: Section, header: str | None) -> Expression | None:
     return about.condition("id")
 
 
-def _command(about: Section) -> str:
+def _command(about: MappingReader) -> str:
     command = about.text("command")
     if not _COMMAND.fullmatch(command):
         about.fault("command", "expected a command such as /deploy")
@@ -243,7 +251,7 @@ def _command(about: Section) -> str:
     return command
 
 
-def _input(top: Section) -> Template | None:
+def _input(top: MappingReader) -> Template | None:
     if not top.has("input"):
         return None
     if not isinstance(top.value["input"], dict | str):
@@ -251,8 +259,8 @@ def _input(top: Section) -> Template | None:
     return top.template("input", {})
 
 
-def _check_expressions(trigger: Trigger, faults: Faults) -> None:
-    found: list[tuple[Path, Expression | Secret]] = []
+def _check_expressions(trigger: TriggerDefinition, faults: Faults) -> None:
+    found: list[tuple[Path, Expression | SecretReference]] = []
     if trigger.when is not None:
         found.append((("when",), trigger.when))
     if trigger.id is not None:
@@ -260,7 +268,7 @@ def _check_expressions(trigger: Trigger, faults: Faults) -> None:
     if trigger.input is not None:
         found += [(("input", *path), leaf) for path, leaf in trigger.input.leaves()]
     for path, leaf in found:
-        if isinstance(leaf, Secret):
+        if isinstance(leaf, SecretReference):
             faults.add(path, "the input of a run is kept and shown to people; use the secret in a step of the workflow")
             continue
         check_known(leaf, leaf.names(), path, faults, ROOTS)

@@ -1,37 +1,39 @@
-"""A workflow: the YAML or JSON a user writes, turned into a checked plan or into a list of everything wrong with it."""
+"""A workflow: the YAML or JSON of a user, turned into a checked plan or into a list of all its faults."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any
 
 import orjson
 
 from interlock.definition import document
-from interlock.definition.checks import check
+from interlock.definition.diagnostics import Fault, Faults, Path, TooManyFaults, described
 from interlock.definition.expression import Template
-from interlock.definition.fault import Fault, Faults, Path, TooManyFaults, described
+from interlock.definition.mapping_reader import NOTHING, MappingReader
 from interlock.definition.plan import (
     EXPIRES_IN,
     UNDO,
     WRITTEN,
-    Gate,
+    ApprovalGate,
+    ExpectedEvent,
     OnReject,
     OnTimeout,
-    OutsideEvent,
     Plan,
+    PlanStep,
     Retry,
-    Step,
     StepKind,
     digest_of,
 )
-from interlock.definition.section import NOTHING, Section
+from interlock.definition.validation import check
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
 
 __all__ = ["Fault", "load", "parse"]
 
 MOST_STEPS = 1000
+# The entries of all `needs` together: each is checked whenever a run moves.
+MOST_NEEDS = 10_000
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
@@ -63,16 +65,19 @@ def is_event_type(text: str) -> bool:
     return _EVENT.fullmatch(text) is not None
 
 
-def parse(text: str | bytes, file: str = "workflow") -> Plan:
-    """Raises `DefinitionInvalid` with every fault and its line."""
-    return document.made_from(text, file, _plan)
+def parse(text: str | bytes, file: str = "workflow", *, also: Callable[[Plan, Faults], None] | None = None) -> Plan:
+    """Return the plan of a definition.
+
+    Raise `DefinitionInvalid` with every fault and its line. `also` may add faults (see `tools.fit`).
+    """
+    return document.made_from(text, file, _plan, also)
 
 
 def load(source: Mapping[str, Any], file: str = "workflow") -> Plan:
-    """The plan of a source that was stored; it has no lines."""
+    """Return the plan of a stored source, which has no lines."""
     faults = Faults(file)
     try:
-        # Through JSON: what a plan is made of is then its own, and nothing but JSON.
+        # Convert through JSON, so that the plan owns its source and contains only JSON.
         return _plan(orjson.loads(orjson.dumps(source)), faults)
     except TypeError as error:
         faults.add((), f"not a JSON value: {error}")
@@ -86,7 +91,7 @@ def _plan(value: Any, faults: Faults) -> Plan:
         faults.add((), f"expected a workflow with a name and steps, found {described(value)}")
         raise DefinitionInvalid(faults.sorted())
     source = _normalised(value)
-    top = Section(source, (), faults)
+    top = MappingReader(source, (), faults)
     top.only(_TOP)
     name = identifier(top, "name", *NAME_FORM)
     steps = _steps(top)
@@ -94,7 +99,12 @@ def _plan(value: Any, faults: Faults) -> Plan:
     on_reject = top.choice("on_reject", OnReject, OnReject.FAIL)
     timeout = top.duration("timeout", 0.0, above_zero=True) or None
     limits = caps(top)
-    check(steps, faults)
+    if (needs := sum(len(step.needs) for step in steps.values())) > MOST_NEEDS:
+        # Reported alone, because checking this many would take long.
+        top.fault("steps", f"all `needs` together may have {MOST_NEEDS:,} entries, found {needs:,}; "
+                  "let steps need the last steps before them, not all of them")  # fmt: skip
+    else:
+        check(steps, faults)
     if faults:
         raise DefinitionInvalid(faults.sorted())
     return Plan(
@@ -102,7 +112,7 @@ def _plan(value: Any, faults: Faults) -> Plan:
     )  # fmt: skip
 
 
-def caps(top: Section) -> tuple[int | None, int | None]:
+def caps(top: MappingReader) -> tuple[int | None, int | None]:
     names = ("max_writes_per_run", "max_concurrency")
     section = top.section("caps", "{max_concurrency: 5, max_writes_per_run: 10}")
     section.only(names)
@@ -111,7 +121,7 @@ def caps(top: Section) -> tuple[int | None, int | None]:
 
 
 def _normalised(value: dict[str, Any]) -> dict[str, Any]:
-    """Keys left empty are left out, so that they do not make another version; an empty `approval:` is one."""
+    """Omit keys without a value, so that they do not create another version. An empty `approval:` stays."""
     source = {key: member for key, member in value.items() if member is not None}
     if isinstance(steps := source.get("steps"), list):
         source["steps"] = [_normalised_step(step) if isinstance(step, dict) else step for step in steps]
@@ -119,12 +129,12 @@ def _normalised(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _normalised_step(step: dict[str, Any]) -> dict[str, Any]:
-    # `needs:` with nothing after it could mean "nothing" or "not decided"; it stays, and is asked about.
+    # `needs:` without a value could mean "nothing" or "not decided"; keep it, so that it is reported.
     kept = {key: value for key, value in step.items() if value is not None or key in ("needs", *_KINDS)}
     return {**kept, "approval": {}} if "approval" in kept and kept["approval"] is None else kept
 
 
-def identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) -> str:
+def identifier(section: MappingReader, key: str, pattern: re.Pattern[str], what: str) -> str:
     if not section.has(key):
         section.fault(key, f"`{key}` is missing")
         return ""
@@ -134,31 +144,31 @@ def identifier(section: Section, key: str, pattern: re.Pattern[str], what: str) 
     return text
 
 
-def _steps(top: Section) -> dict[str, Step]:
+def _steps(top: MappingReader) -> dict[str, PlanStep]:
     if not top.has("steps"):
         top.fault("steps", "`steps` is missing; a workflow has at least one")
         return {}
     items = top.items("steps", "steps")
     if isinstance(top.value["steps"], list) and not 1 <= len(items) <= MOST_STEPS:
         top.fault("steps", f"expected 1 to {MOST_STEPS} steps, found {len(items)}")
-    steps: dict[str, Step] = {}
+    steps: dict[str, PlanStep] = {}
     follows: str | None = None
     for index, item in enumerate(items[:MOST_STEPS]):
         path: Path = ("steps", index)
         if not isinstance(item, dict):
             top.faults.add(path, f"expected a step such as {{id: lookup, tool: shop.lookup}}, found {described(item)}")
             continue
-        step = _step(Section(item, path, top.faults), index, follows)
+        step = _step(MappingReader(item, path, top.faults), index, follows)
         is_taken = step.key in steps
         if is_taken:
             top.faults.add((*path, "id"), f"`{step.key}` is already the id of steps[{steps[step.key].index}]")
-        # One without an id of its own cannot be referred to, but what it says is checked like the rest.
+        # No step can refer to a step without a unique id, but its other fields are still checked.
         steps[f"steps[{index}]" if is_taken or not step.key else step.key] = step
         follows = step.key or follows
     return steps
 
 
-def _step(section: Section, index: int, follows: str | None) -> Step:
+def _step(section: MappingReader, index: int, follows: str | None) -> PlanStep:
     kind = _kind(section)
     section.only((*_EVERY_STEP, *_KINDS, "input", *_TOOL_ONLY, *_WAIT_ONLY))
     if kind not in _WITH_INPUT and section.has("input"):
@@ -169,7 +179,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
                 section.fault(key, f"only a {owner} step has `{key}`, and this is a step of kind {kind}")
     wait = _wait(section) if kind is StepKind.WAIT else None
     key = identifier(section, "id", _ID, "letters, digits, `_` and `-`, beginning with a letter")
-    return Step(
+    return PlanStep(
         key=key,
         index=index,
         kind=kind,
@@ -189,7 +199,7 @@ def _step(section: Section, index: int, follows: str | None) -> Step:
     )
 
 
-def _kind(section: Section) -> StepKind:
+def _kind(section: MappingReader) -> StepKind:
     kinds = [kind for kind in _KINDS if kind in section.value]
     if not kinds:
         section.faults.add(section.path, f"it does nothing; give it one of {_ONE_OF}")
@@ -198,7 +208,7 @@ def _kind(section: Section) -> StepKind:
     return kinds[0] if kinds else StepKind.TOOL
 
 
-def _needs(section: Section) -> tuple[str, ...]:
+def _needs(section: MappingReader) -> tuple[str, ...]:
     if "needs" not in section.value:
         return ()
     needs = section.items("needs", "step ids, [] to start at once")
@@ -208,7 +218,7 @@ def _needs(section: Section) -> tuple[str, ...]:
     return tuple(key for key in needs if isinstance(key, str))
 
 
-def _tool(section: Section) -> str:
+def _tool(section: MappingReader) -> str:
     if "tool" in section.value and not section.has("tool"):
         section.expected("tool", "the name of a tool")
     tool = section.text("tool")
@@ -217,7 +227,7 @@ def _tool(section: Section) -> str:
     return tool
 
 
-def _runs_on(section: Section) -> str | None:
+def _runs_on(section: MappingReader) -> str | None:
     if not section.has("runs_on"):
         return None
     label = section.text("runs_on")
@@ -226,21 +236,21 @@ def _runs_on(section: Section) -> str | None:
     return label
 
 
-def _workflow(section: Section) -> str:
+def _workflow(section: MappingReader) -> str:
     workflow = section.text("flow") if section.has("flow") else ""
     if not is_name(workflow) and isinstance(section.value["flow"], str | None):
         section.fault("flow", f"expected the name of a workflow or a flow, found {described(section.value['flow'])}")
     return workflow
 
 
-def _input(section: Section) -> Any:
+def _input(section: MappingReader) -> Any:
     if section.has("input") and not isinstance(section.value["input"], dict):
         section.expected("input", "a mapping of the tool's parameters")
         return NOTHING
     return section.template("input", {})
 
 
-def _retry(section: Section) -> Retry:
+def _retry(section: MappingReader) -> Retry:
     if not section.has("retry"):
         return _DEFAULTS
     retry = section.section("retry", "{max_attempts: 4, base_delay: 5s}")
@@ -251,7 +261,7 @@ def _retry(section: Section) -> Retry:
         if retry.has("base_delay"):
             retry.fault("base_delay", "`backoff` already says how long to wait; leave one of them out")
     base_delay = retry.duration("base_delay", _DEFAULTS.base_delay)
-    # What is asked for in so many words is not cut down by a default.
+    # A default must not shorten an explicit delay.
     longest = max(_DEFAULTS.max_delay, base_delay, *(backoff or ()))
     return Retry(
         max_attempts=retry.integer("max_attempts", _DEFAULTS.max_attempts, 1, 100),
@@ -261,19 +271,19 @@ def _retry(section: Section) -> Retry:
     )
 
 
-def _backoff(retry: Section) -> tuple[float, ...] | None:
+def _backoff(retry: MappingReader) -> tuple[float, ...] | None:
     delays = retry.items("backoff", "durations")
     if retry.value["backoff"] == []:
         retry.fault("backoff", "expected at least one duration, found an empty list")
     return tuple(retry.seconds(delay, (*retry.path, "backoff", at)) for at, delay in enumerate(delays)) or None
 
 
-def _gate(section: Section) -> Gate:
+def _gate(section: MappingReader) -> ApprovalGate:
     gate = section.section("approval", "{tier: high, expires_in: 4h}")
     gate.only(("tier", "two_person", "expires_in", "summary"))
     tier = gate.choice("tier", Tier, Tier.MED)
     gate.text("summary")
-    return Gate(
+    return ApprovalGate(
         tier=tier,
         two_person=gate.flag("two_person"),
         expires_in=gate.duration("expires_in", EXPIRES_IN[tier], above_zero=True),
@@ -281,7 +291,7 @@ def _gate(section: Section) -> Gate:
     )
 
 
-def _wait(section: Section) -> Section:
+def _wait(section: MappingReader) -> MappingReader:
     wait = section.section("wait", _WAITS)
     if "event" in wait.value:
         wait.only(("event", "correlation", "timeout", *_WAIT_ONLY))
@@ -292,7 +302,7 @@ def _wait(section: Section) -> Section:
     return wait
 
 
-def _duration(section: Section, wait: Section) -> Template:
+def _duration(section: MappingReader, wait: MappingReader) -> Template:
     wait.only(("duration",))
     if not wait.has("duration"):
         if isinstance(section.value["wait"], dict | NoneType):
@@ -301,7 +311,7 @@ def _duration(section: Section, wait: Section) -> Template:
     return _span(wait, "duration")
 
 
-def _event(section: Section, wait: Section) -> OutsideEvent:
+def _event(section: MappingReader, wait: MappingReader) -> ExpectedEvent:
     type = wait.text("event")
     if (type or not wait.has("event")) and not is_event_type(type):
         wait.fault("event", f"expected the type of an event such as bank.settled, found {type[:120]!r}")
@@ -309,7 +319,7 @@ def _event(section: Section, wait: Section) -> OutsideEvent:
         wait.fault("correlation", '`correlation` is missing; say what the event is about, such as "${input.charge}"')
     if section.has("on_timeout") and not wait.has("timeout"):
         section.fault("on_timeout", "without `timeout` in `wait` there is none")
-    return OutsideEvent(
+    return ExpectedEvent(
         type=type,
         correlation=wait.template("correlation", None),
         timeout=_span(wait, "timeout", above_zero=True) if wait.has("timeout") else None,
@@ -317,20 +327,20 @@ def _event(section: Section, wait: Section) -> OutsideEvent:
     )
 
 
-def _span(section: Section, key: str, *, above_zero: bool = False) -> Template:
-    """A duration, or an expression that gives one."""
+def _span(section: MappingReader, key: str, *, above_zero: bool = False) -> Template:
+    """Return a duration, or an expression that gives one."""
     span = section.template(key, None)
     if span.is_constant and "${" not in str(section.value[key]):
         section.duration(key, 0.0, above_zero=above_zero)
     return span
 
 
-def _undo(section: Section, key: str, index: int) -> Step:
+def _undo(section: MappingReader, key: str, index: int) -> PlanStep:
     undo = section.section("compensate", '{tool: shop.undo_refund, input: {refund: "${output.id}"}}')
     undo.only(("tool", "input", "retry", "timeout"))
     if "tool" not in undo.value and isinstance(section.value["compensate"], dict):
         undo.fault("tool", "`tool` is missing; name the one that undoes this step")
-    return Step(
+    return PlanStep(
         key=f"{key}{UNDO}",
         index=index,
         kind=StepKind.TOOL,
@@ -344,6 +354,6 @@ def _undo(section: Section, key: str, index: int) -> Step:
         gate=None,
         duration=None,
         undoes=key,
-        # Where a step can be done it can be undone.
+        # The workers that can run a step can also undo it.
         runs_on=_runs_on(section),
     )

@@ -1,1 +1,1 @@
-"""Commands: the verbs of the product, one transaction each."""
+"""The commands of the product, one transaction each."""

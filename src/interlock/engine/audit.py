@@ -1,4 +1,4 @@
-"""Audit: lengthening each tenant's chain, a batch at a time and off the hot path, and checking it from its start."""
+"""Audit: extend each tenant's chain in batches, off the hot path, and verify it from its start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from interlock.engine import stays
-from interlock.engine.keyfiles import Signing
+from interlock.engine import state_durations
+from interlock.engine.key_store import Signing
 from interlock.governance.chain import (
     GENESIS,
     Break,
     Checkpoint,
-    Sealed,
+    LinkedEntry,
     Verdict,
     Verifier,
     link,
@@ -34,10 +34,10 @@ _NO_ID = UUID(int=0)
 # ---------------------------------------------------------------- sealing
 
 
-async def seal(database: Database, key: SigningKey, batch: int = 5000) -> int:
-    """One batch, with a checkpoint for every tenant in it; returns how many entries were sealed.
+async def link_entries(database: Database, key: SigningKey, batch: int = 5000) -> int:
+    """Seal one batch, write a checkpoint for each tenant in it, and return the number of sealed entries.
 
-    0 if there was nothing, or another process is at it. As many as `batch` or more: there may be more waiting.
+    Returns 0 if no entry waits or another process is sealing. If it returns `batch` or more, more entries may wait.
     """
 
     async def work(tx: Tx) -> int:
@@ -46,21 +46,21 @@ async def seal(database: Database, key: SigningKey, batch: int = 5000) -> int:
         taken = await tx.fetch("take_unsealed", batch)
         if taken:
             pages = await _pages(tx, database, {row["tenant_id"] for row in taken})
-            # Hashing thousands of entries takes long enough to be felt by whoever shares this loop.
-            await asyncio.to_thread(_lengthen, pages, taken, key)
+            # Hashing thousands of entries would block the other tasks of this event loop.
+            await asyncio.to_thread(_extend_chain, pages, taken, key)
             await _save(tx, list(pages.values()))
             await _note_ended(tx, database, taken)
-            await stays.measure(tx, taken)
+            await state_durations.measure(tx, taken)
         return len(taken)
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 async def seal_all(database: Database, signing: Signing, batch: int = 5000) -> int:
-    """Whatever waits. 0 where the signing key is not at hand: others have it, and they seal."""
+    """Seal all waiting entries. Returns 0 without the signing key: processes that have it seal instead."""
     key = signing.key()
     total = 0
-    while key is not None and (sealed := await seal(database, key, batch)):
+    while key is not None and (sealed := await link_entries(database, key, batch)):
         total += sealed
         if sealed < batch:
             break
@@ -68,13 +68,13 @@ async def seal_all(database: Database, signing: Signing, batch: int = 5000) -> i
 
 
 async def is_begun(database: Database) -> bool:
-    """Whether somebody has sealed anything, with whichever key."""
+    """Return whether any process has sealed an entry, with any key."""
     begun: bool = await database.value("is_chain_begun")
     return begun
 
 
 async def release(database: Database, key: SigningKey, floor: UUID) -> bool:
-    """Sign that entries of runs below `floor` may go. Retention asks first: False means not yet."""
+    """Sign that entries of runs below `floor` may be removed. Retention asks first; False means not yet."""
 
     async def work(tx: Tx) -> bool:
         if not await tx.value("lock_sealer") or await tx.value("unsealed_below", floor):
@@ -86,12 +86,12 @@ async def release(database: Database, key: SigningKey, floor: UUID) -> bool:
         await _save(tx, open_pages)
         return True
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 @dataclass(slots=True)
-class _Page:
-    """What one batch adds to one tenant's chain."""
+class _ChainBatch:
+    """The additions of one batch to one tenant's chain."""
 
     tenant_id: UUID
     now: datetime
@@ -123,18 +123,18 @@ class _Page:
         )
 
 
-async def _pages(tx: Tx, database: Database, tenants: Iterable[UUID]) -> dict[UUID, _Page]:
+async def _pages(tx: Tx, database: Database, tenants: Iterable[UUID]) -> dict[UUID, _ChainBatch]:
     rows = await tx.fetch("last_checkpoints", database.clock(), list(tenants))
     return {row["chain"]: _page(row) for row in rows}
 
 
-def _page(row: Row) -> _Page:
+def _page(row: Row) -> _ChainBatch:
     if row["number"] is None:
-        return _Page(row["chain"], row["now"], None, 0, GENESIS)
-    return _Page(row["chain"], row["now"], checkpoint_of(row), row["position"], row["head"])
+        return _ChainBatch(row["chain"], row["now"], None, 0, GENESIS)
+    return _ChainBatch(row["chain"], row["now"], checkpoint_of(row), row["position"], row["head"])
 
 
-def _lengthen(pages: dict[UUID, _Page], taken: Sequence[Row], key: SigningKey) -> None:
+def _extend_chain(pages: dict[UUID, _ChainBatch], taken: Sequence[Row], key: SigningKey) -> None:
     for row in taken:
         pages[row["tenant_id"]].add(row)
     for page in pages.values():
@@ -142,7 +142,10 @@ def _lengthen(pages: dict[UUID, _Page], taken: Sequence[Row], key: SigningKey) -
 
 
 async def _note_ended(tx: Tx, database: Database, taken: Sequence[Row]) -> None:
-    """A run's last entry is the last one to be sealed, and once: its evidence can be made, and it is counted."""
+    """Queue evidence for the runs that ended in this batch, and count them.
+
+    A run's last entry is sealed last and exactly once.
+    """
     ended = [(row["run_id"], row["tenant_id"]) for row in taken if row["type"] == EntryType.RUN_COMPLETED]
     if ended:
         runs = [run_id for run_id, _ in ended]
@@ -150,7 +153,7 @@ async def _note_ended(tx: Tx, database: Database, taken: Sequence[Row]) -> None:
         await tx.fetch("count_ended", runs)
 
 
-async def _save(tx: Tx, pages: Sequence[_Page]) -> None:
+async def _save(tx: Tx, pages: Sequence[_ChainBatch]) -> None:
     seals = [seal for page in pages for seal in page.added]
     if seals:
         await tx.fetch("add_seals", *(list(column) for column in zip(*seals, strict=True)))
@@ -160,7 +163,7 @@ async def _save(tx: Tx, pages: Sequence[_Page]) -> None:
         await tx.fetch("add_checkpoints", *(list(column) for column in columns))
 
 
-def _row_of(page: _Page, checkpoint: Checkpoint) -> tuple[Any, ...]:
+def _row_of(page: _ChainBatch, checkpoint: Checkpoint) -> tuple[Any, ...]:
     return (
         page.tenant_id,
         checkpoint.number,
@@ -192,11 +195,12 @@ def checkpoint_of(row: Row) -> Checkpoint:
 
 
 async def verify(database: Database, tenant_id: UUID, keyring: Keyring, anchors: Sequence[Checkpoint] = ()) -> Verdict:
-    """The chain from its start against the journal as it is now, then the journal against the chain.
+    """Verify the chain from its start against the current journal, then the journal against the chain.
 
-    `anchors` are checkpoints that were kept elsewhere: with one, a chain that was cut back further than it is found.
+    `anchors` are checkpoints that were kept outside the database. They reveal a chain that was truncated before one
+    of them.
     """
-    # One snapshot for all of it: entries are appended and sealed meanwhile.
+    # Use one snapshot for the whole check, because entries are appended and sealed at the same time.
     async with _snapshot(database) as tx:
         latest = await _latest(tx, database, tenant_id)
         verifier = Verifier(str(tenant_id), keyring, latest, anchors)
@@ -237,12 +241,12 @@ async def _check_chain(tx: Tx, tenant_id: UUID, verifier: Verifier) -> None:
         following = await anext(checkpoints, None)
 
 
-async def _sealed(tx: Tx, tenant_id: UUID) -> AsyncIterator[Sealed]:
+async def _sealed(tx: Tx, tenant_id: UUID) -> AsyncIterator[LinkedEntry]:
     position = 0
     while rows := await tx.fetch("sealed_after", tenant_id, position, _PIECE):
         for row in rows:
             entry = None if row["seq"] is None else row
-            yield Sealed(row["position"], str(row["sealed_run"]), row["sealed_seq"], row["link"], entry)
+            yield LinkedEntry(row["position"], str(row["sealed_run"]), row["sealed_seq"], row["link"], entry)
         position = rows[-1]["position"]
 
 
@@ -271,13 +275,16 @@ async def _first_stray(tx: Tx, tenant_id: UUID, released: str | None) -> Break |
 async def listed(
     database: Database, tenant_id: UUID, *, after: int = 0, run_id: UUID | None = None, limit: int = 100
 ) -> list[Row]:
-    """Sealed entries with their positions and links, oldest first; `after` is the last position seen."""
+    """Return sealed entries with their positions and links, oldest first; `after` is the last position seen."""
     return await database.fetch("list_sealed", tenant_id, after, run_id, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A run's journal as it is hashed, and the checkpoints that enclose it. `sealed`: all of it is in the chain."""
+    """A run's journal as it is hashed, and the checkpoints that enclose it.
+
+    `sealed` is true if the chain contains the whole journal.
+    """
 
     entries: list[Row]
     sealed: bool

@@ -1,8 +1,8 @@
-"""Evidence: a signed bundle for every run that ended, made once the run is in the chain, and stored once for all.
+"""Evidence: a signed bundle for every run that ended, made once the run is in the chain, and stored once.
 
-The sealer notes which runs ended (`evidence_due`). Bundles are made from there, some at a time and behind everything
-else, or at once for somebody who asks for one. Two makers, or one that died half-way, come to the same file: whoever
-finds it there takes it as it is, after checking that one of our keys signed it.
+The sealer notes which runs ended (`evidence_due`). Bundles are made from that list in the background, or at once when
+a caller requests one. Two makers, or a maker that died half-way, produce the same file: a maker that finds the file
+keeps it after checking that one of our keys signed it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -19,8 +19,8 @@ import orjson
 
 from interlock import __version__
 from interlock.engine.audit import checkpoint_of
-from interlock.engine.keyfiles import Salts, Signing
-from interlock.errors import Conflict, NotFound, Problem
+from interlock.engine.key_store import Salts, Signing
+from interlock.errors import Conflict, InterlockError, NotFound
 from interlock.governance.chain import Checkpoint
 from interlock.governance.evidence import bundle, open_envelope, seal_envelope
 from interlock.governance.keys import SigningKey
@@ -29,32 +29,36 @@ from interlock.telemetry import log
 
 BATCH = 50
 _TRY_AGAIN_SECONDS = 60.0
-# Bundles come behind the runs themselves: the part of one processor's time they get, while runs wait for a worker and
-# while none does.
+# Runs have priority over bundles. These are the shares of one CPU for bundles while runs wait for a worker, and while
+# no run waits.
 _SHARE_WHEN_BUSY, _SHARE_WHEN_IDLE = 0.05, 0.5
 
 
-class Shelf(Protocol):
-    """Where bundles are kept: every name is written once."""
+class EvidenceOfAnotherEnd(Conflict):
+    code = "EVIDENCE_OF_ANOTHER_END"
+
+
+class ArtifactStore(Protocol):
+    """The place where bundles are kept. Every name is written once."""
 
     async def put(self, name: str, data: bytes) -> str: ...
     async def get(self, name: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Notary:
-    """What it takes to prove something: a key, the salts of the hashes, and a place to keep it."""
+class EvidenceSigner:
+    """Makes and signs evidence: holds a key, the salts of the hashes, and the artifact store."""
 
     signing: Signing
     salts: Salts
-    shelf: Shelf
+    shelf: ArtifactStore
 
 
 # ---------------------------------------------------------------- making
 
 
-async def make_all_due(database: Database, notary: Notary) -> int:
-    """Until none is due. Only where the signing key is."""
+async def make_all_due(database: Database, notary: EvidenceSigner) -> int:
+    """Make evidence until none is due. Only processes with the signing key do so."""
     total = 0
     while True:
         began = time.monotonic()
@@ -66,8 +70,8 @@ async def make_all_due(database: Database, notary: Notary) -> int:
         await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))
 
 
-async def make_due(database: Database, notary: Notary, batch: int = BATCH) -> int:
-    """Some of the oldest; returns how many were tried. One that fails is tried again, later each time."""
+async def make_due(database: Database, notary: EvidenceSigner, batch: int = BATCH) -> int:
+    """Make some of the oldest due bundles and return how many were tried. Failures are retried with growing delays."""
     key = notary.signing.key()
     if key is None:
         return 0
@@ -77,8 +81,8 @@ async def make_due(database: Database, notary: Notary, batch: int = BATCH) -> in
     return len(due)
 
 
-async def of_run(database: Database, notary: Notary, run: Row) -> tuple[bytes, str]:
-    """A run's envelope as it was stored, and its sha256. Made now if the run is sealed and nobody came to it yet."""
+async def of_run(database: Database, notary: EvidenceSigner, run: Row) -> tuple[bytes, str]:
+    """Return a run's stored envelope and its sha256. Make it now if the run is sealed and has no bundle yet."""
     if run["completed_at"] is None:
         raise Conflict(f"the run is {run['status']}; evidence is made when it ended", code="RUN_NOT_ENDED")
     found = await database.row("get_evidence", run["tenant_id"], run["id"])
@@ -98,7 +102,7 @@ async def of_run(database: Database, notary: Notary, run: Row) -> tuple[bytes, s
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """A run and everything that is known of it."""
+    """A run and all the data that its bundle describes."""
 
     run: Row
     leaves: Sequence[Row]
@@ -112,15 +116,19 @@ class _Facts:
         run = self.run
         return f"evidence/{run['tenant_id']}/{run['created_at']:%Y-%m-%d}/{run['id']}.json"
 
+    def name_by_content(self, statement: dict[str, Any]) -> str:
+        digest = statement["subject"][0]["digest"]["sha256"]
+        return f"{self.name.removesuffix('.json')}-{digest[:16]}.json"
+
     @property
     def is_sealed(self) -> bool:
         return bool(self.leaves) and all(leaf["position"] is not None for leaf in self.leaves)
 
 
-async def _make(database: Database, notary: Notary, key: SigningKey, run_ids: list[UUID]) -> None:
-    now = database.clock() or datetime.now(UTC)
+async def _make(database: Database, notary: EvidenceSigner, key: SigningKey, run_ids: list[UUID]) -> None:
+    now = database.now()
     facts = [one for one in await _gather(database, run_ids) if one.is_sealed or _put_off(one)]
-    # A few hundred microseconds each, which whoever shares this loop would feel.
+    # Signing takes a few hundred microseconds each, which would delay other tasks of this event loop.
     signed = await asyncio.to_thread(lambda: [_sign(one, notary, key, now) for one in facts])
     stored = await asyncio.gather(*(_store(notary, key, one, made) for one, made in zip(facts, signed, strict=True)))
     kept = [row for row in stored if row is not None]
@@ -129,12 +137,15 @@ async def _make(database: Database, notary: Notary, key: SigningKey, run_ids: li
 
 
 def _put_off(facts: _Facts) -> bool:
-    """The sealer saw the run's end and not all of its entries: `audit verify` will say which."""
+    """Log that the bundle has to wait, because not all entries of the run are sealed, and return False.
+
+    `audit verify` names the missing entries.
+    """
     log.error("evidence_waits", run_id=str(facts.run["id"]), detail="not all of its entries are in the chain")
     return False
 
 
-def _sign(facts: _Facts, notary: Notary, key: SigningKey, now: datetime) -> tuple[dict[str, Any], bytes] | None:
+def _sign(facts: _Facts, notary: EvidenceSigner, key: SigningKey, now: datetime) -> tuple[dict[str, Any], bytes] | None:
     try:
         statement = statement_of(facts, now, notary.salts(facts.run["tenant_id"]))
         return statement, seal_envelope(statement, key)
@@ -144,32 +155,50 @@ def _sign(facts: _Facts, notary: Notary, key: SigningKey, now: datetime) -> tupl
 
 
 async def _store(
-    notary: Notary, key: SigningKey, facts: _Facts, made: tuple[dict[str, Any], bytes] | None
+    notary: EvidenceSigner, key: SigningKey, facts: _Facts, made: tuple[dict[str, Any], bytes] | None
 ) -> tuple[Any, ...] | None:
     if made is None:
         return None
     statement, envelope = made
     try:
-        sha256, key_id = await _put(notary, key, facts.name, statement, envelope)
-    except Problem as problem:
+        name, sha256, key_id = await _put(notary, key, facts, statement, envelope)
+    except InterlockError as problem:
         log.error("evidence_not_stored", run_id=str(facts.run["id"]), error=problem.detail, code=problem.code)
         return None
-    return facts.run["id"], facts.run["tenant_id"], facts.name, sha256, key_id
+    return facts.run["id"], facts.run["tenant_id"], name, sha256, key_id
 
 
 async def _put(
-    notary: Notary, key: SigningKey, name: str, statement: dict[str, Any], envelope: bytes
-) -> tuple[str, str]:
+    notary: EvidenceSigner, key: SigningKey, facts: _Facts, statement: dict[str, Any], envelope: bytes
+) -> tuple[str, str, str]:
+    """Store the bundle under the run's name, or under a content hash if another end of the run has that name.
+
+    After a restore of the database a run can end a second time. The bundle of its first end is true, and stays.
+    """
     try:
-        return await notary.shelf.put(name, envelope), key.key_id
+        return facts.name, await notary.shelf.put(facts.name, envelope), key.key_id
     except Conflict:
-        there = open_envelope(await notary.shelf.get(name), notary.signing.trusted())
+        pass
+    try:
+        return await _found(notary, facts.name, statement)
+    except EvidenceOfAnotherEnd as problem:
+        beside = facts.name_by_content(statement)
+        log.warning("evidence_stored_beside", run_id=str(facts.run["id"]), detail=problem.detail, name=beside)
+    try:
+        return beside, await notary.shelf.put(beside, envelope), key.key_id
+    except Conflict:
+        return await _found(notary, beside, statement)
+
+
+async def _found(notary: EvidenceSigner, name: str, statement: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the bundle stored under this name, if one of our keys signed it and it states the same."""
+    there = open_envelope(await notary.shelf.get(name), notary.signing.trusted())
     if there.statement["subject"] != statement["subject"]:
-        raise Conflict(f"{name} is evidence of something else", code="EVIDENCE_CHANGED")
-    return there.sha256, there.key.key_id
+        raise EvidenceOfAnotherEnd(f"{name} is the evidence of another end of this run.")
+    return name, there.sha256, there.key.key_id
 
 
-# ---------------------------------------------------------------- what is in it
+# ---------------------------------------------------------------- content
 
 
 async def _gather(database: Database, run_ids: list[UUID]) -> list[_Facts]:
@@ -230,7 +259,7 @@ def _decision(leaf: Row) -> dict[str, Any]:
 
 
 def _approval(row: Row, votes: Iterable[Row]) -> dict[str, Any]:
-    """With every vote, those on an action that was edited afterwards too: each says which action it was for."""
+    """Return the approval with every vote, including votes on earlier versions: each vote names its action."""
     fields = dict(row)
     fields["step_key"] = fields.pop("step")
     return fields | {

@@ -1,4 +1,7 @@
-"""Standing grants: an answer given in advance, for a tool, some arguments and a time. Never for high or two people."""
+"""Standing grants: approvals given in advance for a tool, some arguments and a time.
+
+A grant never covers a `high` action or a quorum of two.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +10,7 @@ from uuid import UUID
 from interlock.engine.principal import Principal
 from interlock.errors import NotFound
 from interlock.journal import encode
-from interlock.store.pool import FOREVER, Database, Row, Tx
+from interlock.store.pool import NO_TIMEOUT, Database, Row, Tx
 
 
 async def give(
@@ -35,18 +38,18 @@ async def matching(
     database: Database, run: Row, tool: str, fields: dict[str, Any], tier: str, *,
     approvers: Sequence[str] = (), reason_required: bool = False,
 ) -> Row | None:  # fmt: skip
-    """A grant that covers this action, counted as used. Nobody who asked can have given it to themselves.
+    """Return a grant that covers this action, counted as used. A grant by the run's requester never matches.
 
-    It stands in for an approval, so it must satisfy what the rule asks of one: who may give it, and a reason.
+    It replaces an approval, so it must satisfy what the rule asks of one: the approver's groups, and a reason.
     """
     return await database.row(
         "use_grant", database.clock(), run["tenant_id"], tool, encode(fields), tier, run["id"],
-        list(approvers), reason_required, run["workspace_id"], patience=FOREVER,
+        list(approvers), reason_required, run["workspace_id"], patience=NO_TIMEOUT,
     )  # fmt: skip
 
 
 async def lets_pass(database: Database, run: Row) -> bool:
-    """Whoever sent the message said yes in advance to what its agent comes up with, and their key still holds."""
+    """Return whether the sender of the message approved its agent's actions in advance and their key is still valid."""
     if not run["auto_approve"]:
         return False
-    return bool(await database.value("key_holds", run["requested_by"], patience=FOREVER))
+    return bool(await database.value("key_holds", run["requested_by"], patience=NO_TIMEOUT))

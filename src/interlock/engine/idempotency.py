@@ -1,10 +1,10 @@
 """Idempotency: one mechanism for every call that changes state.
 
-The record, the effect and the answer commit together, so a key never points at half a thing. A second request with
-the same key waits at the record's row until the first has ended, then gets the same answer. If the first died, its
-record died with it, and the second does the work.
+The record, the effect and the answer commit together, so a key never refers to a partial result. A second request
+with the same key waits at the record's row until the first has ended, then gets the same answer. If the first died,
+its record was rolled back with it, and the second does the work.
 
-A key says where it comes from:
+A key names its source:
 
     api:{key id}:{the caller's key}          github:{delivery id}:{trigger}
     slack:{team id}:{trigger id}             webhook:{message id}:{trigger}
@@ -22,20 +22,20 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.errors import Conflict, Invalid, Problem, Unavailable
+from interlock.errors import Conflict, InterlockError, Invalid, Unavailable
 from interlock.lifecycle import IdempotencyState
-from interlock.store.pool import UNSTORABLE, Database, Raced, Row, Tx
+from interlock.store.pool import UNSTORABLE, Database, RetryTransaction, Row, Tx
 from interlock.telemetry import log, metrics
 
 KEEP_SECONDS = 24 * 3600.0
 _KEEP_FAILED_SECONDS = 3600.0
 MOST_ATTEMPTS = 5
-# `while inserting index tuple (0,7) in relation "idempotency"`, in whichever language the server speaks.
+# Matches `while inserting index tuple (0,7) in relation "idempotency"` in any language of the server.
 _RECORD = re.compile(r"\(\d+,\d+\).*\bidempotency")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredResponse:
     """`kept` is what a replay answers, where the first answer held a secret that is shown only once."""
 
     status: int
@@ -47,10 +47,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A key is free again after `keep_seconds`; with `remember_seconds` it is refused for so much longer.
+    """A key is free again after `keep_seconds`. With `remember_seconds` it is refused for that much longer.
 
-    The caller of an API chooses a key and may choose it again. The id of a delivery is the sender's name for one event:
-    if it comes again after its record's time, it is that event again and not another.
+    The caller of an API chooses a key and may choose it again. The id of a delivery is the sender's name for one
+    event: if it arrives again after its record expired, it is the same event again.
     """
 
     tenant_id: UUID
@@ -72,24 +72,23 @@ class Request:
 async def once(
     database: Database,
     request: Request,
-    work: Callable[[Tx], Awaitable[Answer]],
-    problem: Callable[[Problem], Answer] | None = None,
+    work: Callable[[Tx], Awaitable[StoredResponse]],
+    problem: Callable[[InterlockError], StoredResponse] | None = None,
     *,
     patience: float | None = None,
-) -> Answer:
-    """Do the work and remember its answer, or give the answer it was given the first time.
+) -> StoredResponse:
+    """Do the work and store its answer, or return the answer stored by the first request.
 
-    With `problem` a refusal is an answer like others, and is given again. Without it a refusal is a failure: the same
-    request may be tried again when what stood in its way is gone.
+    With `problem`, the refusal of an invalid request is stored as an answer: the same request stays invalid. A
+    conflict is not stored, because it describes the state at that time: the key stays free and the same request may
+    succeed later. Without `problem` every refusal counts as a failed attempt.
     """
     try:
         with says_in_flight(request):
             return await _first(database, request, work, patience)
     except _Seen as seen:
         raise seen.problem from None
-    except (Conflict, Invalid) as error:
-        if error.code == IN_FLIGHT:
-            raise
+    except Invalid as error:
         if problem is None:
             await _fail(database, request, error.detail)
             raise
@@ -97,12 +96,13 @@ async def once(
     except UNSTORABLE:
         raise
     except Exception as error:
-        # Anything else may go well the next time. A refusal that is no answer to an API's caller changed nothing.
-        if problem is None or not isinstance(error, Problem):
+        # A retry may succeed after any other error. A refusal that is not stored as an answer changed nothing.
+        in_flight = isinstance(error, Conflict) and error.code == IN_FLIGHT
+        if not in_flight and (problem is None or not isinstance(error, InterlockError)):
             await _fail(database, request, str(error) or type(error).__name__)
         raise
 
-    async def give(tx: Tx) -> Answer:
+    async def give(tx: Tx) -> StoredResponse:
         return answer
 
     try:
@@ -113,7 +113,7 @@ async def once(
 
 @contextmanager
 def says_in_flight(request: Request | None) -> Iterator[None]:
-    """A record that is not to be had is held by another request with the same key."""
+    """Report `IN_FLIGHT` if another request with the same key holds the record."""
     try:
         yield
     except Unavailable as error:
@@ -124,27 +124,30 @@ def says_in_flight(request: Request | None) -> Iterator[None]:
 
 
 def _waited_at_record(error: BaseException | None) -> bool:
-    """Any other lock, that of the whole table too, says nothing about the key: who takes it for the record's tells a
-    sender that its event is dealt with, and nobody deals with it. The server names the row that it waited at."""
+    """Return whether the statement waited for the lock of this record. The server names the row that it waited at.
+
+    Only that means that another request holds the key. Reporting `IN_FLIGHT` for any other lock, such as one of the
+    whole table, would make a sender drop an event that no process handles.
+    """
     waited = isinstance(error, asyncpg.LockNotAvailableError | asyncpg.QueryCanceledError)
     return waited and _RECORD.search(getattr(error, "context", None) or "") is not None
 
 
 async def _first(
-    database: Database, request: Request, work: Callable[[Tx], Awaitable[Answer]], patience: float | None
-) -> Answer:
-    async def attempt(tx: Tx) -> Answer:
+    database: Database, request: Request, work: Callable[[Tx], Awaitable[StoredResponse]], patience: float | None
+) -> StoredResponse:
+    async def attempt(tx: Tx) -> StoredResponse:
         if patience is not None:
             await tx.value("wait_at_most", f"{patience * 1000:.0f}")
         if seen := await begin(tx, database, request):
             return _replay(tx, request, seen)
         answer = await work(tx)
         await complete(tx, request, answer)
-        # The event may have had its answer under another id.
-        tx.afterwards(partial(count, request.source, "hit" if answer.replayed else "miss"))
+        # The event may have been answered under another id.
+        tx.on_commit(partial(count, request.source, "hit" if answer.replayed else "miss"))
         return answer
 
-    return await database.command(attempt, patience)
+    return await database.run_in_transaction(attempt, patience)
 
 
 _REUSED = "IDEMPOTENCY_KEY_REUSED"
@@ -152,19 +155,21 @@ IN_FLIGHT = "IDEMPOTENCY_CONFLICT"
 
 
 class _Seen(Exception):
-    """What the record itself answers; it is no failure of the attempt."""
+    """Carries the record's own answer out of the transaction; it is not a failed attempt."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: InterlockError) -> None:
         super().__init__(problem.detail)
         self.problem = problem
 
 
 def _in_flight() -> Conflict:
-    return Conflict("the first request with this key is still being answered; try again", code=IN_FLIGHT)
+    return Conflict(
+        "The first request with this key is still being answered; send it again.", code=IN_FLIGHT, retry_after=1
+    )
 
 
 async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
-    """None: the record is ours. Else the record of the request that came first."""
+    """Return None if this request now owns the record, else the record of the earlier request."""
     if await begin_many(tx, database, [request]):
         return None
     seen = await _seen(tx, database, request)
@@ -175,24 +180,27 @@ async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
         request.remember_seconds, database.settings.idempotency_lock_seconds, MOST_ATTEMPTS,
     )  # fmt: skip
     if attempts is None:
-        # Not to be had, or somebody had it while we waited for the row: then it has an answer now.
+        # The record is locked, or another request held it while we waited for the row: then it has an answer now.
         return await _seen(tx, database, request)
     if attempts > 1:
-        tx.afterwards(partial(count, request.source, "retry"))
+        tx.on_commit(partial(count, request.source, "retry"))
     return None
 
 
 async def _seen(tx: Tx, database: Database, request: Request) -> Row:
     seen = await tx.row("request_seen", database.clock(), request.tenant_id, request.key)
     if seen is None:
-        raise Raced("the record was forgotten meanwhile")
+        raise RetryTransaction("the record was forgotten meanwhile")
     return seen
 
 
 async def begin_many(tx: Tx, database: Database, requests: Sequence[Request]) -> set[str]:
-    """The keys that are ours, of requests of one tenant and source; those that were ever used are not."""
+    """Return the keys that these requests now own, without keys that were ever used.
+
+    All requests have one tenant and source.
+    """
     one = requests[0]
-    # In one order: two who begin the same keys must not wait for each other.
+    # Sorted, so that two transactions with the same keys cannot deadlock.
     ordered = sorted(requests, key=lambda request: request.key)
     rows = await tx.fetch(
         "begin_requests", database.clock(), one.tenant_id, [r.key for r in ordered], one.source,
@@ -201,13 +209,13 @@ async def begin_many(tx: Tx, database: Database, requests: Sequence[Request]) ->
     return {row["key"] for row in rows}
 
 
-async def complete(tx: Tx, request: Request, answer: Answer) -> None:
+async def complete(tx: Tx, request: Request, answer: StoredResponse) -> None:
     body = answer.kept or answer.body
     await tx.fetch("complete_request", request.tenant_id, request.key, answer.status, body, answer.run_id)
 
 
-async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[Answer]) -> None:
-    """Of one tenant and one status."""
+async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[StoredResponse]) -> None:
+    """Store the answers of requests of one tenant with one status."""
     await tx.fetch(
         "complete_requests", requests[0].tenant_id, [r.key for r in requests], answers[0].status,
         [a.body for a in answers], [a.run_id for a in answers],
@@ -215,7 +223,7 @@ async def complete_many(tx: Tx, requests: Sequence[Request], answers: Sequence[A
 
 
 def count(source: str, result: str, times: int = 1) -> None:
-    """What became of requests with a key, and the moves of their records that it stands for."""
+    """Count the results of requests with a key, and the transitions of their records."""
     metrics.idempotency_hits.labels(source, result).inc(times)
     if (move := _MOVES.get(result)) is not None:
         metrics.transition("idempotency", *move).inc(times)
@@ -230,18 +238,18 @@ _MOVES: Mapping[str, tuple[IdempotencyState, IdempotencyState]] = MappingProxyTy
 )
 
 
-def _replay(tx: Tx, request: Request, seen: Row) -> Answer:
+def _replay(tx: Tx, request: Request, seen: Row) -> StoredResponse:
     if refusal := _refusal(request, seen):
         result, problem = refusal
         count(request.source, result)
         raise _Seen(problem)
-    tx.afterwards(partial(count, request.source, "hit"))
+    tx.on_commit(partial(count, request.source, "hit"))
     log.info("idempotency_hit", key=request.key, cached_run_id=str(seen["run_id"]) if seen["run_id"] else None)
-    return Answer(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
+    return StoredResponse(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
 
 
-def _refusal(request: Request, seen: Row) -> tuple[str, Problem] | None:
-    """Why a record that is there has no answer for this request, and how that is counted."""
+def _refusal(request: Request, seen: Row) -> tuple[str, InterlockError] | None:
+    """Return why an existing record has no answer for this request, and the label under which that is counted."""
     if seen["request_hash"] != request.hash:
         return "conflict", Invalid(
             "this idempotency key was used for another request; use a new key, or send the same request again",

@@ -1,4 +1,4 @@
-"""Leases: who may act on a run, and until when."""
+"""Leases: which worker may act on a run, and until when."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 import orjson
 
 from interlock.engine import workers
-from interlock.engine.observe import log_run_move
+from interlock.engine.instrumentation import log_run_move
 from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
@@ -20,8 +20,8 @@ from interlock.telemetry import detail, log, metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Me:
-    """This process as the database knows it. A lost worker never comes back under the same id."""
+class WorkerIdentity:
+    """This process as the database knows it. A lost worker never returns under the same id."""
 
     id: UUID
     name: str
@@ -31,13 +31,13 @@ class Me:
         return f"worker:{self.name}"
 
 
-# A process before it has registered.
-NOBODY = Me(UUID(int=0), "")
+# The identity of a process before it has registered.
+UNREGISTERED = WorkerIdentity(UUID(int=0), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What the database wants of a worker. Reserved for a job, it serves that job and nothing else."""
+class DesiredState:
+    """What the database wants of a worker. A worker reserved for a job serves only that job."""
 
     status: WorkerState
     job_id: UUID | None = None
@@ -55,10 +55,10 @@ class Claim:
 async def register(
     database: Database, *, capacity: int, lease_seconds: float, labels: tuple[str, ...] = (DEFAULT_LABEL,),
     tenants: tuple[UUID, ...] | None = None,
-) -> Me:  # fmt: skip
+) -> WorkerIdentity:  # fmt: skip
     host = socket.gethostname()
     worker_id = uuid7()
-    me = Me(worker_id, f"{host}-{os.getpid()}-{worker_id.hex[-4:]}")
+    me = WorkerIdentity(worker_id, f"{host}-{os.getpid()}-{worker_id.hex[-4:]}")
     terms = Terms(capacity, labels, tenants)
     await workers.create(
         database, database, me.actor, terms, worker_id=me.id, name=me.name, host=host, pid=os.getpid(),
@@ -68,30 +68,30 @@ async def register(
     return me
 
 
-async def adopt(database: Database, worker_id: UUID) -> tuple[Me, Row]:
+async def adopt(database: Database, worker_id: UUID) -> tuple[WorkerIdentity, Row]:
     """Become the worker that a supervisor started this process for."""
     row = await database.row("adopt_worker", database.clock(), worker_id, os.getpid(), socket.gethostname())
     if row is None:
         raise LeaseLost(f"worker {worker_id} was stopped before its process was there")
     log.info("worker_registered", worker=row["name"], capacity=row["capacity"])
-    return Me(row["id"], row["name"]), row
+    return WorkerIdentity(row["id"], row["name"]), row
 
 
 async def move_worker(database: Database, worker_id: UUID, event: WorkerEvent, reason: str | None = None) -> Row:
-    """A worker says what it does itself."""
+    """Apply an event that the worker reports about itself."""
     return await workers.report(database, worker_id, event, f"worker:{worker_id}", reason)
 
 
-async def beat(database: Database, me: Me) -> Orders:
-    """LeaseLost if the heartbeat came too late: this worker is no more, and its runs are another's."""
-    row = await database.row("beat", database.clock(), me.id)
+async def heartbeat(tx: Tx | Database, now: datetime | None, me: WorkerIdentity) -> DesiredState:
+    """Renew the worker's lease. Raise LeaseLost if the heartbeat came too late or the worker must end."""
+    row = await tx.row("beat", now, me.id)
     if row is None:
         raise LeaseLost(f"worker {me.name} was declared lost; its runs were given to others")
-    return Orders(WorkerState(row["status"]), row["job_id"])
+    return DesiredState(WorkerState(row["status"]), row["job_id"])
 
 
 async def claim(
-    connection: Tx, now: datetime | None, me: Me, room: int, pool: str = DEFAULT_LABEL,
+    connection: Tx, now: datetime | None, me: WorkerIdentity, room: int, pool: str = DEFAULT_LABEL,
     tenants: tuple[UUID, ...] | None = None,
 ) -> Claim:  # fmt: skip
     rows = await connection.fetch("claim_runs", now, me.id, room, me.actor, pool, tenants)
@@ -108,13 +108,13 @@ async def claim(
         for row in runs:
             if row["fresh"]:
                 log_run_move(row["id"], RunState.PENDING, RunState.RUNNING, me.actor)
-    # With the batch full a lane may have been cut short without being dry.
+    # If the batch is full, a lane may have been cut short without being dry.
     full = len(runs) >= room
     dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]
     return Claim(runs, dry, len(shares))
 
 
-# What a run is that was started into a seat, as its claim would have said.
+# The columns of a run that was started into a dispatch slot, as a claim would return them.
 _SEATED: Row = {
     "status": RunState.RUNNING, "seq": 2, "lease_token": 1, "inbox": 0, "fresh": True, "lost": False,
     "parent_run_id": None, "session_id": None, "session_run": None, "auto_approve": False, "side_id": None,
@@ -123,25 +123,28 @@ _SEATED: Row = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a worker hears of a run that was put there, and whose runs may be; see `start_run` in 0005_queue.sql."""
+class DispatchSlot:
+    """The channel on which a worker receives a dispatched run, and the tenants it accepts.
+
+    See `start_run` in 0005_queue.sql.
+    """
 
     actor: str
     channel: str
     tenants: tuple[UUID, ...] | None
 
 
-async def open_seat(connection: Tx, me: Me, seat: Seat) -> None:
+async def offer_slot(connection: Tx, me: WorkerIdentity, seat: DispatchSlot) -> None:
     await connection.fetch("open_seat", me.id, seat.actor, seat.channel, seat.tenants)
 
 
-async def close_seat(connection: Tx, me: Me) -> bool:
-    """False if it is not there any more: somebody has put a run on it."""
+async def close_seat(connection: Tx, me: WorkerIdentity) -> bool:
+    """Return False if the slot is gone because a run was put into it."""
     return await connection.value("close_seat", me.id) is not None
 
 
-def seated(payload: str, me: Me) -> Row | None:
-    """The run that was put on our seat, as if it had been claimed. None: it is for who we were before."""
+def dispatched(payload: str, me: WorkerIdentity) -> Row | None:
+    """Return the run put into our slot, as a claim would. Return None if it was for our earlier identity."""
     given = orjson.loads(payload)
     if given["lease_worker"] != str(me.id):
         return None
@@ -158,16 +161,16 @@ def seated(payload: str, me: Me) -> Row | None:
 
 
 async def rest(connection: Tx, lanes: list[UUID]) -> bool:
-    """Put dry lanes to rest. False if one is being filled at this moment and has to be looked at again."""
+    """Deactivate dry lanes. Return False if a lane is being filled at this moment and must be looked at again."""
     return all(row["rest_lane"] for row in await connection.fetch("rest_lanes", lanes))
 
 
-async def leases_of(connection: Tx, now: datetime | None, me: Me) -> list[Row]:
+async def leases_of(connection: Tx, now: datetime | None, me: WorkerIdentity) -> list[Row]:
     return await connection.fetch("leases_of", now, me.id)
 
 
-async def hand_back(tx: Tx | Database, me: Me, run_id: UUID, token: int) -> None:
-    """For another worker, which may be able to go on with it; nothing if it is not ours any more."""
+async def hand_back(tx: Tx | Database, me: WorkerIdentity, run_id: UUID, token: int) -> None:
+    """Requeue the run, which another worker may be able to continue. Do nothing if this worker lost it."""
     await tx.fetch("hand_back", me.id, run_id, token)
 
 
@@ -177,12 +180,12 @@ async def claims_in_vain(database: Database, run_id: UUID, token: int) -> int:
 
 
 def label_lane(tenant_id: UUID, label: str) -> UUID:
-    """The id of a tenant's lane for a label."""
+    """Return the id of a tenant's lane for a label."""
     return uuid5(tenant_id, label)
 
 
 async def reclaim_lost(database: Database, batch: int = 500) -> int:
-    """Declare silent workers lost and put their runs back into the queue. Returns how many runs that were."""
+    """Declare silent workers lost and requeue their runs. Return the number of those runs."""
     lost = await database.fetch("lose_workers", database.clock(), SWEEP)
     for worker in lost:
         metrics.transition("worker", worker["before"], WorkerState.TERMINATED).inc()
@@ -194,9 +197,13 @@ async def reclaim_lost(database: Database, batch: int = 500) -> int:
 
 
 async def take_back(database: Database, batch: int = 500) -> int:
-    """Put the runs of workers that ended back into the queue. Their ending was committed: they write no more."""
+    """Requeue the runs of workers that ended, once their processes can no longer act.
+
+    Their end was committed, so they write no more. But a tool of a process that is cut off from the database may
+    still be running until the process's lease ends, see `worker.may_act_until`.
+    """
     total = 0
-    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases")]:
+    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases", database.clock())]:
         freed: list[Any] = await database.fetch("reclaim_runs", database.clock(), stopped, batch)
         if not freed:
             break

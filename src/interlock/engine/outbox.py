@@ -1,7 +1,7 @@
-"""The outbox: messages to the outside, sent at least once after what they speak of was committed.
+"""The outbox: messages to other systems, sent at least once after the change they are about was committed.
 
-Messages are written by the statements that cause them (see 0008_messages.sql). Here they are claimed and
-settled, and here is who gets them. Sending itself is the integrations' business.
+The statements that cause messages also write them (see 0008_messages.sql). This module claims and settles them, and
+selects their receivers. The integrations send them.
 """
 
 import base64
@@ -14,9 +14,9 @@ from uuid import UUID
 
 import orjson
 
-from interlock.engine import vault
+from interlock.engine import encryption
+from interlock.engine.encryption import EncryptedValue
 from interlock.engine.principal import Principal
-from interlock.engine.vault import Sealed
 from interlock.errors import Conflict, NotFound
 from interlock.ids import uuid7
 from interlock.store.pool import Database, Row, Tx
@@ -24,22 +24,22 @@ from interlock.telemetry import log
 from interlock.wire import WebhookEvent
 
 DAY = 24 * 3600.0
-# The longest that a receiver may ask us to wait.
+# The longest delay that a receiver may ask us for.
 LONGEST_WAIT = 3600.0
-# How long a message is tried, with which pauses, and for how long its trace is kept.
+# For how long a message is tried, with which pauses, and for how long its record is kept.
 PATIENCE_SECONDS = DAY
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 KEPT_SECONDS = 30 * DAY
-# Longer than a batch can take to send: a message is due again only when its sender is gone.
+# Longer than a batch can take to send: a message is due again only after its sender has died.
 LEASE_SECONDS = 120.0
 
-# A card changes with every one of these; that somebody voted is Slack's alone to show.
+# An approval card changes with every one of these. Only Slack receives `approval.voted`.
 SLACK_EVENTS = (*(event for event in WebhookEvent if event.startswith("approval.")), "approval.voted")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One thing to say to one destination, with everything that is needed to say it."""
+class OutboxMessage:
+    """One message for one destination, with all the data needed to send it."""
 
     id: int
     message_id: UUID
@@ -51,11 +51,11 @@ class Message:
     payload: dict[str, Any] | None
     address: str
     # A webhook's secret, as it is stored.
-    sealed: Sealed | None
+    sealed: EncryptedValue | None
     attempts: int
     created_at: Any
     now: Any
-    # A later message about the same subject waits: it will show all that this one would.
+    # A later message about the same subject waits, and will show everything that this one would.
     superseded: bool
 
 
@@ -66,7 +66,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """`after`: when the receiver wants to be asked again. `gone`: it never wants to be."""
+    """`after`: the delay that the receiver asked for. `gone`: the receiver wants no more messages."""
 
     error: str
     status: int | None = None
@@ -79,22 +79,22 @@ class Undelivered:
 
 async def claim(
     database: Database, channels: Sequence[str], *, busy: Collection[UUID] = (), most: int = 200, of_each: int = 8
-) -> list[Message]:
-    """Messages that are due, taken for `LEASE_SECONDS`. Each destination gives a few, whatever waits for others."""
+) -> list[OutboxMessage]:
+    """Claim due messages for `LEASE_SECONDS`. Each destination gives a few, so that no backlog delays the others."""
     rows = await database.fetch(
         "claim_messages", database.clock(), most, of_each, list(busy), list(channels), LEASE_SECONDS
     )
     return sorted((_message(row) for row in rows), key=lambda message: message.id)
 
 
-def _message(row: Row) -> Message:
-    columns = {name: row[name] for name in Message.__slots__ if name not in ("payload", "sealed")}
-    sealed = Sealed(row["nonce"], row["ciphertext"]) if row["nonce"] else None
-    return Message(payload=orjson.loads(row["payload"]) if row["payload"] else None, sealed=sealed, **columns)
+def _message(row: Row) -> OutboxMessage:
+    columns = {name: row[name] for name in OutboxMessage.__slots__ if name not in ("payload", "sealed")}
+    sealed = EncryptedValue(row["nonce"], row["ciphertext"]) if row["nonce"] else None
+    return OutboxMessage(payload=orjson.loads(row["payload"]) if row["payload"] else None, sealed=sealed, **columns)
 
 
-async def settle(database: Database, message: Message, outcome: Delivered | Undelivered) -> float:
-    """Mark it done, or due again. Returns for how many seconds the destination is better left alone."""
+async def settle(database: Database, message: OutboxMessage, outcome: Delivered | Undelivered) -> float:
+    """Mark the message done, or due again. Return for how many seconds to send nothing to this destination."""
     if isinstance(outcome, Delivered):
         await database.fetch("message_delivered", database.clock(), message.id, outcome.status)
         return 0.0
@@ -115,7 +115,7 @@ def pause_after(attempts: int) -> float:
     return BACKOFF_SECONDS[min(attempts, len(BACKOFF_SECONDS)) - 1]
 
 
-async def put_off(database: Database, messages: Sequence[Message], pause: float) -> None:
+async def put_off(database: Database, messages: Sequence[OutboxMessage], pause: float) -> None:
     await database.fetch("put_off_messages", database.clock(), [message.id for message in messages], pause)
 
 
@@ -128,7 +128,7 @@ async def tidy(database: Database) -> None:
 
 
 def webhook_id(message_id: UUID) -> str:
-    """What receivers know a message by, the same over all tries."""
+    """Return the id by which receivers know a message. It is the same for all tries."""
     return f"msg_{message_id.hex}"
 
 
@@ -139,7 +139,7 @@ def new_secret() -> str:
 async def add_webhook(
     tx: Tx, database: Database, principal: Principal, webhook_id: UUID, *, url: str, events: Sequence[str], secret: str
 ) -> Row:
-    sealed = vault.encrypt(database.settings, vault.place_of_webhook(principal.tenant_id, webhook_id), secret)
+    sealed = encryption.encrypt(database.settings, encryption.place_of_webhook(principal.tenant_id, webhook_id), secret)
     row = await tx.row(
         "add_destination", database.clock(), webhook_id, principal.tenant_id, principal.workspace_id, "webhook", url,
         list(dict.fromkeys(events)), *sealed, principal.actor,
@@ -163,7 +163,7 @@ async def remove_webhook(tx: Tx, database: Database, principal: Principal, webho
 
 
 async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
-    """For one that was switched off because it kept failing. What was missed meanwhile is not sent."""
+    """Enable a webhook that was switched off after repeated failures. Messages that it missed are not sent."""
     await webhook(tx, principal, webhook_id)
     row = await tx.row("enable_destination", webhook_id)
     assert row is not None
@@ -171,7 +171,7 @@ async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
 
 
 async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook_id: UUID) -> Row:
-    """A message that tells of nothing, sent like any other."""
+    """Queue a message without an event, sent like any other."""
     found = await webhook(tx, principal, webhook_id)
     row = await tx.row("add_test_message", database.clock(), webhook_id)
     if row is None:
@@ -183,7 +183,7 @@ async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook
 
 
 async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel: str | None, by: str) -> Row | None:
-    """A tenant's approvals go to this channel from now on; None: to no channel."""
+    """Send a tenant's approvals to this channel from now on, or to no channel if None."""
     await tx.fetch("lock_slack_channel", tenant_id)
     before = await tx.row("slack_destination", tenant_id)
     if before is not None and before["address"] == channel:
@@ -205,27 +205,3 @@ async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel
         None,
         by,
     )
-
-
-# ---------------------------------------------------------------- people in Slack
-
-
-async def map_slack_user(
-    tx: Tx, database: Database, principal: Principal, *, team_id: str, user_id: str, key_id: UUID
-) -> Row:
-    if not await tx.value("is_key_of_workspace", key_id, principal.tenant_id, principal.workspace_id):
-        raise Conflict(f"key {key_id} is not one of yours, or was revoked", code="KEY_NOT_USABLE")
-    row = await tx.row(
-        "map_slack_user", database.clock(), principal.tenant_id, team_id, user_id, key_id, principal.actor,
-        principal.workspace_id,
-    )  # fmt: skip
-    if row is None:
-        raise Conflict(f"Slack user {user_id} acts with a key that is not one of yours", code="SLACK_USER_TAKEN")
-    return row
-
-
-async def unmap_slack_user(tx: Tx, principal: Principal, team_id: str, user_id: str) -> Row:
-    row = await tx.row("unmap_slack_user", principal.tenant_id, team_id, user_id, principal.workspace_id)
-    if row is None:
-        raise NotFound(f"no Slack user {user_id} of team {team_id} is known here", code="SLACK_USER_NOT_FOUND")
-    return row

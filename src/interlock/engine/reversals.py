@@ -8,15 +8,16 @@ import orjson
 from interlock.definition.expression import ExpressionFailed
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
-from interlock.engine import runs, workflows
-from interlock.engine.outside import read_journal
+from interlock.engine import receipts, runs, workflows
+from interlock.engine.answers import input_of
 from interlock.engine.principal import Principal
 from interlock.engine.receipts import UNDO_STEP
+from interlock.engine.run_commands import read_journal
 from interlock.engine.runs import NewRun
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, NotFound
+from interlock.errors import Conflict
 from interlock.governance.redact import MARK
-from interlock.journal import Journal, StepFold
+from interlock.journal import Journal, StepSnapshot
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
 from interlock.tools import Registry
@@ -26,9 +27,7 @@ async def reverse(
     tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: UUID, new_id: UUID,
     reason: str | None,
 ) -> tuple[Row, Plan]:  # fmt: skip
-    receipt = await tx.row("get_receipt", principal.tenant_id, receipt_id)
-    if receipt is None:
-        raise NotFound(f"no receipt {receipt_id}", code="RECEIPT_NOT_FOUND")
+    receipt = await receipts.get(tx, principal, receipt_id)
     original = await runs.get(tx, principal, receipt["run_id"])
     if receipt["undo"] is None:
         raise Conflict(f"{receipt['tool']} names no tool that undoes it", code="NOT_REVERSIBLE")
@@ -50,7 +49,7 @@ async def reverse(
     trigger = {"source": "reversal", "ref": str(receipt_id)}
     new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
     await runs.start_many(tx, database, principal.within(original["workspace_id"]), [new])
-    # To try again what may have been undone is no other effect: see `effect_of`.
+    # A new try of a reversal that may have happened is the same effect: see `effect_of`.
     await tx.fetch("root_run", new_id, receipt_id)
     started = await tx.row("get_run", principal.tenant_id, new_id)
     assert started is not None
@@ -60,15 +59,15 @@ async def reverse(
 async def _input(
     tx: Tx, plans: Plans, tools: Registry, original: Row, receipt: Row
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the tool that undoes it is called with, and the secrets, as the workflow asks for them.
+    """Return the input of the tool that undoes the effect, and the secrets as the workflow refers to them.
 
-    What a tool calls secret is not known any more, or must not be written into the new run's input.
+    Secret values are no longer known, or must not be written into the new run's input.
     """
     undo = tools.find(receipt["undo"])
     if undo is None:
         raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
     journal = await read_journal(tx, plans, original)
-    source, known = _known(journal, receipt)
+    source, known = await _known(journal, original["tenant_id"], receipt)
     done = tools.find(receipt["tool"])
     hidden = {*undo.secret, *(done.secret if done else ()), *source.secrets}
     known = {name: value for name, value in known.items() if name not in hidden and value != MARK}
@@ -76,7 +75,7 @@ async def _input(
     secrets = {name: source.step.input.value[name] for name in source.secrets if name in fields}
     mixed = {str(path[0]) for path, _ in source.step.input.expressions()} & secrets.keys()
     missing = [name for name, field in fields.items() if field.is_required() and name not in {**known, **secrets}]
-    missing += sorted(mixed)  # a secret in the midst of other values: there is no telling what it was
+    missing += sorted(mixed)  # a secret mixed with other values cannot be recovered
     if missing:
         raise Conflict(
             f"{undo.name} needs {', '.join(missing)}, which {receipt['tool']} neither took nor returned; say in the "
@@ -86,15 +85,15 @@ async def _input(
     return {name: known[name] for name in fields if name in known}, secrets
 
 
-def _known(journal: Journal, receipt: Row) -> tuple[StepFold, dict[str, Any]]:
-    """As the step's `compensate` has it. Without one, by name: what the effect returned or was called with."""
+async def _known(journal: Journal, tenant_id: UUID, receipt: Row) -> tuple[StepSnapshot, dict[str, Any]]:
+    """Return the input from the step's `compensate`. Without one, match the effect's output and input by name."""
     fold = journal.fold_of(receipt["step"])
     compensation = journal.undos.get(fold.step.undo.key) if fold.step.undo else None
     if compensation is not None and compensation.step.tool == receipt["undo"]:
         try:
-            return compensation, compensation.input(journal.scope_of(compensation)) or {}
+            return compensation, await input_of(journal, tenant_id, compensation) or {}
         except ExpressionFailed as error:
             raise Conflict(f"the input of the step's `compensate`: {error}", code="NOT_REVERSIBLE") from None
-    called = fold.input(journal.scope_of(fold)) or {}
+    called = await input_of(journal, tenant_id, fold) or {}
     returned = orjson.loads(receipt["output"] or "null")
     return fold, {**called, **(returned if isinstance(returned, dict) else {})}

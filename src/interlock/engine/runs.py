@@ -1,4 +1,4 @@
-"""Runs: start, look at, cancel. Going on where one had failed is in `retries`."""
+"""Runs: start, read and cancel. `resume` continues a failed run."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,13 @@ from uuid import UUID
 import asyncpg
 
 from interlock.definition.plan import Plan, StepKind
-from interlock.engine.idempotency import KEEP_SECONDS, Answer, Request, count, says_in_flight
-from interlock.engine.outside import (
-    OpenRun,
-    journal_to_show,
-    move_on,
-    open_run,
-    put_back,
-    save,
-    say,
-)
+from interlock.engine.idempotency import KEEP_SECONDS, Request, StoredResponse, count, says_in_flight
 from interlock.engine.principal import Principal
+from interlock.engine.run_commands import OpenRun, deliver_command, journal_to_show, move_on, open_run, put_back, save
 from interlock.engine.workflows import Plans
 from interlock.errors import InvalidTransition, NotFound, RateLimited
 from interlock.ids import uuid7
-from interlock.journal import Command, Journal, Leave, Word, encode
+from interlock.journal import CommandType, Journal, LeaseRelease, RunCommand, encode
 from interlock.lifecycle import RUN, RunEvent, RunReason, RunState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
@@ -32,7 +24,7 @@ from interlock.telemetry import log, metrics
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a caller asks for. The id is made here, so that the same call repeated is the same run."""
+    """What a caller asks for. The id is made with the request, so a repeated call creates the same run."""
 
     id: UUID
     workflow: str
@@ -42,7 +34,7 @@ class NewRun:
     trigger: dict[str, Any]
     deadline_seconds: float | None = None
     watch_seconds: float | None = None
-    # The version is the newest that is remembered here, and starts only if there is none newer.
+    # The version is the newest one in this process's cache. The run starts only if there is no newer one.
     if_newest: bool = False
 
 
@@ -59,9 +51,10 @@ async def prepare(
     remembered: bool = False,
     unread: bool = False,
 ) -> NewRun:
-    """With `remembered`, the newest version may be one that was the newest a moment ago; see `if_newest`.
+    """Return the run to start.
 
-    With `unread` it is started also if its definition cannot be read here: see `Plans.to_start`.
+    With `remembered`, the newest version may come from a cache and be outdated; see `if_newest`. With `unread` the
+    run starts even if its definition cannot be read here: see `Plans.to_start`.
     """
     newest = plans.newest(principal.tenant_id, workflow) if remembered and version is None else None
     find = plans.to_start if unread else plans.current
@@ -72,12 +65,12 @@ async def prepare(
 
 
 def starts_alone(plan: Plan) -> bool:
-    """The ordinary case, for which there is a short way: see `start_once`."""
+    """Return whether this is the ordinary case, which has a fast path: see `start_once`."""
     return starts_in_queue(plan) and plan.max_concurrency is None
 
 
 def starts_in_queue(plan: Plan) -> bool:
-    """Its first step is for a worker. Else it is a gate or a wait, and the run goes there without one."""
+    """Return whether its first step needs a worker. A run reaches a gate or a wait without one."""
     for_workers = (StepKind.TOOL, StepKind.FLOW)
     return plan.is_dynamic or any(step.kind in for_workers and not step.after for step in plan.steps)
 
@@ -86,10 +79,11 @@ async def start_many(
     tx: Tx | Database, database: Database, principal: Principal, news: Sequence[NewRun], *, may_wait: bool = True,
     job_id: UUID | None = None,
 ) -> datetime:  # fmt: skip
-    """Many at once in one statement; each must start in the queue. Accepted and durable when this returns.
+    """Start many runs in one statement. Each must start in the queue. They are durable when this returns.
 
-    Where they may not wait for a later minute, RateLimited undoes them with the transaction, places and all. The runs
-    of a job wait in its lane, for its workers; a worker also opens what begins with a gate.
+    Without `may_wait`, RateLimited rolls the runs back, including their places in the rate limit, if one would wait
+    for a later minute. The runs of a job wait in its lane, for its workers; a worker also opens a first step that is
+    a gate.
     """
     row = await tx.row(
         "start_runs", database.clock(), [n.id for n in news], [principal.tenant_id] * len(news),
@@ -108,12 +102,13 @@ async def start_many(
 
 
 async def start_once(
-    database: Database, principal: Principal, new: NewRun, request: Request | None, answer: tuple[str, str]
-) -> Answer | None:
-    """The run, the record of the request and its answer in one statement, which is its own transaction.
+    database: Database, principal: Principal, new: NewRun, request: Request | None, answer: str
+) -> StoredResponse | None:
+    """Store the run, the record of the request and its answer in one statement, which is its own transaction.
 
-    The answer comes in two parts, before and after the time of creation. None: nothing started, because the request
-    was made before, the workflow has a newer version than the one that was remembered, or it is no ordinary case.
+    The statement writes the time of creation into the answer, wherever that says `created at ID`. Returns None if no
+    run started: the request was made before, the workflow has a newer version than the cached one, or this is not the
+    ordinary case.
     """
     record = (request.key, request.source, request.hash, KEEP_SECONDS) if request else (None,) * 4
     try:
@@ -121,26 +116,26 @@ async def start_once(
             row = await database.row(
                 "start_run", database.clock(), new.id, principal.tenant_id, principal.workspace_id, new.workflow,
                 new.version, new.if_newest, encode(new.input), encode(new.trigger), principal.actor,
-                new.deadline_seconds, new.watch_seconds, principal.facts, *record, *answer,
+                new.deadline_seconds, new.watch_seconds, principal.facts, *record, answer,
             )  # fmt: skip
     except asyncpg.UniqueViolationError:
-        return None  # an earlier try of the same call got through
+        return None  # an earlier try of the same call succeeded
     if row is None:
         return None
     _log_creation(database, principal, new)
     if request:
         count(request.source, "miss")
-    return Answer(201, row["answer"], new.id)
+    return StoredResponse(201, row["answer"], new.id)
 
 
 def _log_creation(tx: Tx | Database, principal: Principal, new: NewRun) -> None:
     key = new.trigger.get("idempotency_key")
     about = {"run_id": str(new.id), "workflow": new.workflow, "tenant": principal.tenant, "idempotency_key": key}
-    tx.afterwards(lambda: log.info("run_created", **about))
+    tx.on_commit(lambda: log.info("run_created", **about))
 
 
 async def start(tx: Tx, database: Database, principal: Principal, new: NewRun) -> None:
-    """One run, wherever its first step is."""
+    """Start one run. Its first step may be of any kind."""
     if starts_in_queue(new.plan):
         await start_many(tx, database, principal, [new])
     else:
@@ -154,7 +149,7 @@ def _refuse_to_wait(turn: datetime | None, now: datetime) -> None:
 
 
 async def start_waiting(tx: Tx, database: Database, principal: Principal, new: NewRun, *, may_wait: bool = True) -> Row:
-    """Its first step is a gate or a wait: it goes there at once, without a worker."""
+    """Start a run whose first step is a gate or a wait. It reaches that step at once, without a worker."""
     run = await insert(tx, database, principal, new)
     if not may_wait:
         _refuse_to_wait(run.row["wake_at"], run.now)
@@ -165,8 +160,8 @@ async def begin(tx: Tx, database: Database, run: OpenRun) -> Row:
     if run.journal is None:
         return run.row
     if run.row["wake_at"] is not None:
-        # Its place is in a later minute. From there it goes the way of all others: through the queue.
-        return await save(tx, database, run, Leave(RunState.PENDING, wake_at=run.row["wake_at"]))
+        # The rate limit gave it a place in a later minute. Then it goes through the queue, like any other run.
+        return await save(tx, database, run, LeaseRelease(RunState.PENDING, wake_at=run.row["wake_at"]))
     return await move_on(tx, database, run)
 
 
@@ -179,13 +174,13 @@ async def insert(tx: Tx, database: Database, principal: Principal, new: NewRun, 
         principal.facts, new.plan.max_concurrency is not None,
         (resumed["root_id"] or resumed["id"]) if resumed else None,
     )  # fmt: skip
-    if row is None:  # an earlier try of the same call got through
+    if row is None:  # an earlier try of the same call succeeded
         again = await tx.row("lock_run", database.clock(), principal.tenant_id, new.id)
         assert again is not None
         return OpenRun(again, again["now"], None, None)
     journal = Journal(
         new.id, new.plan, input=new.input, trigger=new.trigger,
-        run={"id": str(new.id), "workflow": new.workflow, "version": new.version},
+        run={"id": str(new.id), "workflow": new.workflow, "version": new.version}, requested_by=principal.actor,
     )  # fmt: skip
     data: dict[str, Any] = {"workflow": new.workflow, "version": new.version, "trigger": new.trigger}
     if resumed:
@@ -199,11 +194,17 @@ async def get(tx: Tx | Database, principal: Principal, run_id: UUID) -> Row:
     return _visible(await tx.row("get_run", principal.tenant_id, run_id), principal, run_id)
 
 
-async def get_to_show(
-    tx: Tx | Database, plans: Plans, principal: Principal, run_id: UUID, *, only_settled: bool = False
-) -> tuple[Row, Journal | None]:
-    """The run with its journal; with `only_settled`, the journal comes when the run has come to rest."""
-    row = _visible(await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled), principal, run_id)
+async def get_with_journal(
+    tx: Tx | Database, plans: Plans, principal: Principal, run_id: UUID, *, only_settled: bool = False,
+    until_ended: bool = False,
+) -> tuple[Row, Journal | None]:  # fmt: skip
+    """Return the run with its journal.
+
+    With `only_settled` the journal is None until the run has ended or waits for an approval. With `until_ended` as
+    well, it is None until the run has ended.
+    """
+    found = await tx.row("get_run_to_show", principal.tenant_id, run_id, not only_settled, not until_ended)
+    row = _visible(found, principal, run_id)
     if row["entries"] is None:
         return row, None
     return row, await journal_to_show(tx, plans, row, row["entries"])
@@ -219,7 +220,7 @@ async def cancel(
     tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, *,
     reason: str | None = None, interrupt: bool = False,
 ) -> Row:  # fmt: skip
-    """At once if nobody holds the run, else through `canceling`. Canceling what is canceled changes nothing."""
+    """Cancel at once if no worker holds the run, else through `canceling`. Canceling a canceled run changes nothing."""
     run = await open_run(tx, database, plans, principal.tenant_id, run_id, principal.workspace_id)
     if run.status in (RunState.CANCELING, RunState.CANCELED):
         return await put_back(tx, run)
@@ -227,7 +228,7 @@ async def cancel(
         raise refused(run.status, RunEvent.CANCEL)
     code = RunReason.INTERRUPTED if interrupt else RunReason.CANCELED_BY_USER
     data = {"reason_code": code, "said": reason}
-    return await say(tx, database, run, Word(Command.CANCEL, principal.actor, data))
+    return await deliver_command(tx, database, run, RunCommand(CommandType.CANCEL, principal.actor, data))
 
 
 async def time_out(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, run_id: UUID) -> Row:
@@ -236,7 +237,7 @@ async def time_out(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, ru
     if not overdue or run.status in RUN.terminal or run.status == RunState.CANCELING or run.row["inbox"]:
         return await put_back(tx, run)
     data = {"deadline_at": run.row["deadline_at"]}
-    return await say(tx, database, run, Word(Command.TIME_OUT, "system:deadline", data))
+    return await deliver_command(tx, database, run, RunCommand(CommandType.TIME_OUT, "system:deadline", data))
 
 
 def refused(state: RunState, event: str) -> InvalidTransition:

@@ -1,4 +1,4 @@
-"""Schedules: a run for each slot of a cron expression, whoever looks at the clock.
+"""Schedules: one run for each slot of a cron expression, regardless of which process starts it.
 
 A slot is a moment in UTC. Its run, its idempotency record and the schedule's next slot commit together, so a process
 that dies in between leaves the slot due for the next one, and a slot that was started is never started again.
@@ -13,13 +13,13 @@ from uuid import UUID
 import orjson
 
 from interlock.definition.cron import Cron, Missed
-from interlock.engine import idempotency, runs
-from interlock.engine.idempotency import Answer, Request
+from interlock.engine import idempotency, quotas, runs
+from interlock.engine.idempotency import Request, StoredResponse
 from interlock.engine.principal import Principal
 from interlock.engine.tenants import principal_of
 from interlock.engine.triggers import context_of
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, Forbidden, Invalid, NotFound, Problem
+from interlock.errors import Conflict, Forbidden, InterlockError, Invalid, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import encode
@@ -28,12 +28,12 @@ from interlock.telemetry import log
 from interlock.wire import Initiator, NewSchedule
 
 _BATCH = 100
-# Slots of one schedule that are started together. A year of minutes takes a while, and holds nobody up.
+# The number of slots of one schedule that start together, so that a backlog of a year of minutes delays no other.
 _MOST_SLOTS = 200
 _SOURCE = "scheduler"
 
 
-# ---------------------------------------------------------------- keeping them
+# ---------------------------------------------------------------- definitions
 
 
 def read_cron(cron: str, timezone: str) -> Cron:
@@ -45,13 +45,18 @@ def read_cron(cron: str, timezone: str) -> Cron:
 
 async def add(tx: Tx, database: Database, principal: Principal, new: NewSchedule, cron: Cron) -> Row:
     now = database.clock()
+    await quotas.check_schedules(tx, database, principal.tenant_id)
     following = cron.after(await tx.value("time_is", now))
     row = await tx.row(
         "add_schedule", now, principal.tenant_id, new.name, principal.key_id, principal.workspace_id, cron.expression,
         new.timezone, new.workflow, encode(new.input), new.missed, following,
     )  # fmt: skip
     if row is None:
-        raise Conflict(f"schedule {new.name} exists already; delete it first", code="SCHEDULE_EXISTS")
+        there = await tx.row("schedule_named", now, principal.tenant_id, new.name, principal.workspace_id)
+        raise Conflict(
+            f"schedule {new.name} exists already; delete it first" if there else
+            f"The name {new.name} is taken in another workspace. Choose another name.", code="SCHEDULE_EXISTS",
+        )  # fmt: skip
     log.info("schedule_added", schedule=new.name, tenant=principal.tenant, by=principal.actor)
     return {**row, "key_name": principal.name}
 
@@ -75,11 +80,11 @@ async def pause(tx: Tx, database: Database, principal: Principal, name: str) -> 
 
 
 async def resume(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
-    """From now on; what is going on already goes on as it is."""
+    """Resume the schedule from now on. Its running runs are not affected."""
     row = await named(tx, database, principal, name)
     following = read_cron(row["cron"], row["timezone"]).after(row["now"])
     place = (principal.tenant_id, name)
-    await tx.fetch("resume_schedule", *place, following, principal.key_id, principal.workspace_id)
+    await tx.fetch("resume_schedule", *place, following, principal.key_id)
     log.info("schedule_resumed", schedule=name, tenant=principal.tenant, by=principal.actor)
     return await named(tx, database, principal, name)
 
@@ -94,19 +99,24 @@ async def delete(tx: Tx, database: Database, principal: Principal, name: str) ->
 async def prepare_now(
     database: Database, plans: Plans, principal: Principal, name: str
 ) -> tuple[Principal, runs.NewRun]:
-    """A run outside the slots, by somebody who asks for it; and them as they ask, in the schedule's workspace."""
+    """Return a run outside the slots, and the caller as its requester, limited to the schedule's workspace."""
     row = await named(database, database, principal, name)
     context = context_of("schedule", name, Initiator.USER, user=principal.name, metadata={"schedule": name})
     who = principal.within(row["workspace_id"])
     return who, await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]), trigger=context)
 
 
-# ---------------------------------------------------------------- what is due
+# ---------------------------------------------------------------- due slots
 
 
 async def start_due(database: Database, plans: Plans) -> int:
-    """Any number of processes may do this at once. One transaction for each schedule: a bad one stops no other."""
+    """Start the due slots, each schedule in its own transaction: a bad one stops no other.
+
+    Any number of processes may do this at once.
+    """
     started = 0
+    if database.went_back:
+        return 0
     for row in await database.fetch("due_schedules", database.clock(), _BATCH):
         try:
             started += await _start_one(database, plans, row)
@@ -116,14 +126,14 @@ async def start_due(database: Database, plans: Plans) -> int:
 
 
 async def _start_one(database: Database, plans: Plans, row: Row) -> int:
-    who = principal_of(row)
+    who = principal_of(row).within(row["place"])
     cron = Cron.parse(row["cron"], row["timezone"])
     slots = cron.due(row["next_at"], row["now"], Missed(row["missed"]), _MOST_SLOTS)
     try:
         news = await _runs_for(plans, who, row, slots)
     except (Forbidden, NotFound, Conflict) as problem:
         return await _give_up(database, row, problem)
-    # Behind the batch if there is more of it, else behind now: what was left out stays left out.
+    # Continue after the batch if there are more slots, else after now: slots that were left out stay left out.
     whole = len(slots) == _MOST_SLOTS
     following = cron.after(slots[-1] if whole else row["now"])
 
@@ -136,7 +146,7 @@ async def _start_one(database: Database, plans: Plans, row: Row) -> int:
         await tx.fetch("advance_schedule", *place, following, last and last[0], last and last[1])
         return len(started)
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 async def _runs_for(
@@ -168,14 +178,14 @@ def written(slot: datetime) -> str:
 async def _start_slots(
     tx: Tx, database: Database, who: Principal, name: str, news: list[tuple[datetime, runs.NewRun]]
 ) -> list[tuple[datetime, UUID]]:
-    """Those whose key was free."""
+    """Start the slots whose key was free, and return them."""
     if not news:
         return []
     asked = {_key(name, slot): (slot, new) for slot, new in news}
     requests = {key: Request(who.tenant_id, key, _SOURCE, Request.hash_of(key)) for key in asked}
     ours = await idempotency.begin_many(tx, database, list(requests.values()))
-    tx.afterwards(partial(idempotency.count, _SOURCE, "hit", len(asked) - len(ours)))
-    tx.afterwards(partial(idempotency.count, _SOURCE, "miss", len(ours)))
+    tx.on_commit(partial(idempotency.count, _SOURCE, "hit", len(asked) - len(ours)))
+    tx.on_commit(partial(idempotency.count, _SOURCE, "miss", len(ours)))
     begun = [(requests[key], *found) for key, found in asked.items() if key in ours]
     if not begun:
         return []
@@ -185,13 +195,13 @@ async def _start_slots(
     else:
         for new in mine:
             await runs.start_waiting(tx, database, who, new)
-    answers = [Answer(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
+    answers = [StoredResponse(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
     await idempotency.complete_many(tx, [request for request, _, _ in begun], answers)
     return [(slot, new.id) for _, slot, new in begun]
 
 
-async def _give_up(database: Database, row: Row, problem: Problem) -> int:
-    """It would fail the same way every second: it is paused, and says why."""
+async def _give_up(database: Database, row: Row, problem: InterlockError) -> int:
+    """Pause the schedule and record why, because it would fail the same way every second."""
     place = (row["tenant_id"], row["schedule"])
     await database.fetch("pause_schedule", database.clock(), *place, problem.detail, row["next_at"])
     log.error("schedule_paused", schedule=row["schedule"], tenant=row["tenant"], error=problem.detail)

@@ -1,18 +1,21 @@
-"""Secrets: values by name, kept encrypted, and opened only for the tool that is about to be called.
+"""Secrets: values by name, stored encrypted, and decrypted only for the tool that a worker is about to call.
 
-A stored secret is the tenant's own. Tenant `default` may also have them in the environment of its workers, as
-INTERLOCK_SECRET_STRIPE_KEY for `${secrets.stripe_key}`; a stored one of the same name comes first.
+A stored secret belongs to the tenant and names the tools that may use it. Otherwise the author of a workflow could
+pass any secret to a tool that sends it away. Tenant `default` may also have secrets in the environment of its
+workers: INTERLOCK_SECRET_STRIPE_KEY for `${secrets.stripe_key}`. Only runs without a workspace may use those. A
+stored secret of the same name has priority.
 """
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from uuid import UUID
 
-from interlock.engine import vault
+from interlock.engine import encryption
+from interlock.engine.encryption import EncryptedValue
 from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.engine.vault import Sealed
 from interlock.errors import Invalid, NotFound, Terminal
 from interlock.governance.redact import SHORTEST_SECRET, Scrubber
 from interlock.store.pool import Database, Row, Tx
@@ -20,26 +23,71 @@ from interlock.telemetry import log
 
 LONGEST = 64 * 1024
 _ENVIRONMENT = "INTERLOCK_SECRET_"
-# How long a changed secret may still be used by a worker that had it in hand.
+# How long a worker may use its cached value of a changed secret.
 _KEEP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Some secrets of a tenant, in the clear. It has no useful repr, so that no log can show them."""
+class Use:
+    """The use of a secret: a call of a tool, or the signatures of a trigger, in one workspace."""
+
+    workspace_id: str | None
+    tool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a secret may be used for."""
+
+    tools: tuple[str, ...]
+    # None: the whole tenant. Empty: only runs and triggers without a workspace.
+    workspaces: tuple[str, ...] | None
+
+    def why_not(self, name: str, use: Use) -> str | None:
+        """Return why the secret may not be used so, as a sentence for the authors of the step; None if it may."""
+        if use.tool is not None and not any(fnmatchcase(use.tool, pattern) for pattern in self.tools):
+            return (
+                f"Secret {name} is not for tool {use.tool}. An admin can set it again with "
+                f"`interlock secret set {name} --tool {use.tool}`."
+            )
+        if self.workspaces is not None and use.workspace_id not in (self.workspaces or (None,)):
+            where = f"workspace {use.workspace_id}" if use.workspace_id else "what is of no workspace"
+            return f"Secret {name} is not for {where}. An admin can store it for that with `interlock secret set`."
+        return None
+
+
+# Every tool may use a variable of the worker, but no workspace may.
+_OF_THE_ENVIRONMENT = Binding(("*",), ())
+
+
+@dataclass(frozen=True, slots=True)
+class DecryptedSecret:
+    """Some secrets of a tenant, in the clear. Its repr shows nothing, so that no log can contain them."""
 
     values: Mapping[str, str] = field(repr=False)
     scrubber: Scrubber = field(repr=False)
+    bindings: Mapping[str, Binding] = field(repr=False)
+
+    def require(self, use: Use) -> None:
+        for name, binding in self.bindings.items():
+            if (why := binding.why_not(name, use)) is not None:
+                raise Terminal(why)
 
 
-# ---------------------------------------------------------------- keeping them
+# ---------------------------------------------------------------- storage
 
 
-async def put(tx: Tx, database: Database, principal: Principal, name: str, value: str) -> Row:
+async def put(
+    tx: Tx, database: Database, principal: Principal, name: str, value: str, *,
+    tools: Sequence[str], workspaces: Sequence[str] | None = None,
+) -> Row:  # fmt: skip
     principal.require_whole_tenant("secrets are")
     _check(value)
-    sealed = vault.encrypt(database.settings, vault.place_of_secret(principal.tenant_id, name), value)
-    row = await tx.row("set_secret", database.clock(), principal.tenant_id, name, *sealed, principal.actor)
+    sealed = encryption.encrypt(database.settings, encryption.place_of_secret(principal.tenant_id, name), value)
+    row = await tx.row(
+        "set_secret", database.clock(), principal.tenant_id, name, *sealed, principal.actor, list(tools),
+        None if workspaces is None else list(workspaces),
+    )  # fmt: skip
     assert row is not None
     log.info("secret_set", name=name, version=row["version"], tenant=principal.tenant, by=principal.actor)
     return row
@@ -59,7 +107,7 @@ async def listed(database: Database, principal: Principal, cursor: str | None, l
 
 
 def _check(value: str) -> None:
-    """What is refused is not repeated, not even its length."""
+    """Raise if the value is invalid. The error contains neither the value nor its length."""
     try:
         raw = value.encode()
     except UnicodeEncodeError:
@@ -70,21 +118,25 @@ def _check(value: str) -> None:
         raise Invalid(f"a secret has at most {LONGEST:,} bytes")
 
 
-# ---------------------------------------------------------------- using them
+# ---------------------------------------------------------------- use
 
 
 class Secrets:
-    """What workers open secrets with. What was opened is kept for a moment: runs that ask come in crowds."""
+    """Decrypts secrets for workers. Values are cached for a moment, because many runs ask for the same ones at once."""
 
     _MOST = 1000
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._opened: dict[tuple[UUID, frozenset[str]], tuple[float, Opened]] = {}
+        self._opened: dict[tuple[UUID, frozenset[str]], tuple[float, DecryptedSecret]] = {}
 
-    async def open(self, tenant_id: UUID, names: Iterable[str]) -> Opened:
-        """All of them, or Terminal with the name of one that there is not."""
-        wanted = frozenset(names)
+    async def open(self, tenant_id: UUID, names: Iterable[str], use: Use) -> DecryptedSecret:
+        """Return all of them. Raise Terminal, naming the secret, if one does not exist or may not be used so."""
+        opened = await self._lately_opened(tenant_id, frozenset(names))
+        opened.require(use)
+        return opened
+
+    async def _lately_opened(self, tenant_id: UUID, wanted: frozenset[str]) -> DecryptedSecret:
         at, opened = self._opened.get((tenant_id, wanted), (float("-inf"), None))
         if opened is not None and time.monotonic() - at < _KEEP_SECONDS:
             return opened
@@ -94,7 +146,7 @@ class Secrets:
         self._opened[tenant_id, wanted] = time.monotonic(), opened
         return opened
 
-    async def _open(self, tenant_id: UUID, names: frozenset[str]) -> Opened:
+    async def _open(self, tenant_id: UUID, names: frozenset[str]) -> DecryptedSecret:
         rows = await self._database.fetch("sealed_secrets", tenant_id, list(names))
         stored = {row["name"]: row for row in rows}
         is_default = any(row["tenant"] == DEFAULT_TENANT for row in rows)
@@ -102,17 +154,26 @@ class Secrets:
             name: self._unsealed(tenant_id, stored[name]) if name in stored else _from_environment(name, is_default)
             for name in sorted(names)
         }
-        return Opened(values, Scrubber(values.values()))
+        bindings = {
+            name: _bound(stored[name]) if name in stored else _OF_THE_ENVIRONMENT for name in sorted(names)
+        }  # fmt: skip
+        return DecryptedSecret(values, Scrubber(values.values()), bindings)
 
     def _unsealed(self, tenant_id: UUID, row: Row) -> str:
-        name, sealed = row["name"], Sealed(row["nonce"], row["ciphertext"])
-        return vault.decrypt(self._database.settings, vault.place_of_secret(tenant_id, name), sealed, f"secret {name}")
+        name, sealed = row["name"], EncryptedValue(row["nonce"], row["ciphertext"])
+        return encryption.decrypt(
+            self._database.settings, encryption.place_of_secret(tenant_id, name), sealed, f"secret {name}"
+        )
+
+
+def _bound(row: Row) -> Binding:
+    return Binding(tuple(row["tools"]), None if row["workspaces"] is None else tuple(row["workspaces"]))
 
 
 def _from_environment(name: str, is_default: bool) -> str:
     value = os.environ.get(_ENVIRONMENT + name.upper(), "") if is_default else ""
     if not value:
-        raise Terminal(f"no secret {name}; set it with `interlock secret set {name}`")
+        raise Terminal(f"no secret {name}; set it with `interlock secret set {name} --tool TOOL`")
     if len(value) < SHORTEST_SECRET:
         raise Terminal(f"secret {name} is too short to be kept out of logs: {SHORTEST_SECRET} characters at least")
     return value

@@ -9,22 +9,22 @@ import orjson
 
 from interlock.definition.agent import load_agent
 from interlock.definition.plan import Plan
-from interlock.engine.outside import entry_of, journal_for
 from interlock.engine.principal import Principal
+from interlock.engine.run_commands import entry_of, journal_for
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, Invalid, NotFound
 from interlock.governance.roles import MAY, Permission
 from interlock.ids import uuid7
 from interlock.journal import Journal, encode
-from interlock.store.pool import FOREVER, Database, Row, Tx
+from interlock.store.pool import NO_TIMEOUT, Database, Row, Tx
 from interlock.telemetry import log
 
 _BATCH = 100
-# How many runs of a session a model is told of.
+# How many earlier runs of a session a model sees.
 _MEMORY = 50
 
-# The agent of a tenant that has none of that name. It does what it is told word by word, so that everything can be
-# tried without a provider; naming a model makes it an assistant.
+# The built-in agent, used if a tenant has no agent of that name. It follows its input word by word, so that
+# everything can be tried without a provider. Naming a model makes it an assistant.
 BUILT_IN = "assistant"
 
 
@@ -46,8 +46,8 @@ def built_in(model: str | None) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A message that was accepted; `run` is its run, or None while it waits for the one before it."""
+class SentMessage:
+    """A message that was accepted. `run` is its run, or None while it waits for the one before it."""
 
     session_id: UUID
     message: Row
@@ -55,7 +55,7 @@ class Sent:
 
 
 async def agent_named(plans: Plans, principal: Principal, name: str | None, model: str | None) -> tuple[str, int, Plan]:
-    """The agent asked for, in its newest version; without a name the tenant's `assistant`, or the built-in one."""
+    """Return the newest version of the named agent. The default is the tenant's `assistant`, or the built-in one."""
     if name is None and not await plans.knows(principal.tenant_id, BUILT_IN):
         version, plan = await plans.publish(principal.tenant_id, built_in(model))
         return BUILT_IN, version, plan
@@ -90,8 +90,12 @@ async def get(tx: Tx | Database, principal: Principal, session_id: UUID) -> Row:
 async def send(
     tx: Tx, database: Database, principal: Principal, session_id: UUID, version: int, plan: Plan, *,
     message_id: UUID, content: str, auto_approve: bool | None = None, queue: bool = False,
-) -> Sent:  # fmt: skip
-    """Say something. Its run begins at once; or after the one under way, if the sender wants to wait."""
+    idempotency_key: str | None = None,
+) -> SentMessage:  # fmt: skip
+    """Send a message. Its run begins at once, or after the current one if the sender accepts to wait.
+
+    The run is known by the idempotency key of the request, whenever it begins.
+    """
     session = await _lock(tx, principal.tenant_id, session_id)
     is_busy = await tx.value("session_is_busy", session_id)
     if is_busy and not queue:
@@ -99,15 +103,16 @@ async def send(
     message = await tx.row(
         "add_message", database.clock(), session_id, message_id, principal.tenant_id, content,
         _lets_pass(principal, session, auto_approve), principal.actor, principal.facts,
+        idempotency_key,
     )  # fmt: skip
     assert message is not None
     if is_busy:
-        return Sent(session_id, message, None)
-    return Sent(session_id, message, await _begin(tx, database, session, message, version, plan))
+        return SentMessage(session_id, message, None)
+    return SentMessage(session_id, message, await _begin(tx, database, session, message, version, plan))
 
 
 def _lets_pass(principal: Principal, session: Row, asked: bool | None) -> bool:
-    """To approve in advance is to approve: whoever may not do the one may not do the other."""
+    """Return whether the agent's actions are approved in advance. That requires the right to approve."""
     if asked:
         principal.require(Permission.APPROVE)
     wanted = session["auto_approve"] if asked is None else asked
@@ -116,7 +121,8 @@ def _lets_pass(principal: Principal, session: Row, asked: bool | None) -> bool:
 
 async def _begin(tx: Tx, database: Database, session: Row, message: Row, version: int, plan: Plan) -> Row:
     run_id = uuid7()
-    trigger = {"source": "session", "ref": str(session["id"])}
+    key = message["idempotency_key"]
+    trigger = {"source": "session", "ref": str(session["id"]), **({"idempotency_key": key} if key else {})}
     await tx.fetch(
         "start_runs", database.clock(), [run_id], [session["tenant_id"]], [session["workspace_id"]], [plan.name],
         [version], [encode({"message": message["content"]})], [encode(trigger)], [message["sent_by"]], [plan.timeout],
@@ -124,12 +130,13 @@ async def _begin(tx: Tx, database: Database, session: Row, message: Row, version
     )  # fmt: skip
     row = await tx.row("join_session", run_id, session["id"], message["id"], message["auto_approve"])
     assert row is not None
-    tx.afterwards(lambda: log.info("run_created", run_id=str(run_id), workflow=plan.name, session=str(session["id"])))
+    about = {"run_id": str(run_id), "workflow": plan.name, "tenant": session["tenant"], "idempotency_key": key}
+    tx.on_commit(lambda: log.info("run_created", **about, session=str(session["id"])))
     return row
 
 
 async def lock_idle(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
-    """For whoever begins a run of the session. The row's own constraint stands behind it."""
+    """Lock the session for a new run. Raise if it has an open run, which a constraint of the row also prevents."""
     session = await _lock(tx, tenant_id, session_id)
     if await tx.value("session_is_busy", session_id):
         raise await _busy(tx, session_id)
@@ -153,11 +160,11 @@ async def _busy(tx: Tx, session_id: UUID) -> Conflict:
 
 
 async def start_waiting(database: Database, plans: Plans) -> int:
-    """Begin the runs of messages that waited for another to end. Any number may do so at once."""
+    """Begin the runs of messages that waited for another run to end. Any number of processes may do so at once."""
     found = await database.fetch("sessions_with_waiting", _BATCH)
     for row in found:
         try:
-            await database.command(partial(_start_next, database, plans, row))
+            await database.run_in_transaction(partial(_start_next, database, plans, row))
         except Exception as error:
             log.error("message_waits", session_id=str(row["id"]), exc_info=error)
     return len(found)
@@ -167,33 +174,33 @@ async def _start_next(database: Database, plans: Plans, row: Row, tx: Tx) -> Non
     session = await _lock(tx, row["tenant_id"], row["id"])
     message = await tx.row("next_message", row["id"])
     if message is None or await tx.value("active_run_of_session", row["id"]):
-        return  # somebody else was faster
+        return  # another process was faster
     version, plan = await plans.to_start(row["tenant_id"], session["agent"], None, tx)
     await _begin(tx, database, session, message, version, plan)
 
 
 async def forget(database: Database, floor: UUID) -> None:
-    """What was said in runs below `floor`, whose journals go; and sessions in which nothing is left."""
+    """Delete the messages of runs below `floor`, whose journals are dropped, and sessions that are then empty."""
     for statement in ("forget_said", "forget_sessions"):
         while len(await database.fetch(statement, floor, _BATCH)) == _BATCH:
             pass
 
 
 async def memory(database: Database, row: Row, plan: Plan) -> list[tuple[str, Journal]]:
-    """What was said in the session before this run, oldest first, each with what was done about it."""
+    """Return the messages of the session before this run, oldest first, each with the journal of its run."""
     if row["session_id"] is None:
         return []
-    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=FOREVER)
-    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=FOREVER)
+    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=NO_TIMEOUT)
+    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=NO_TIMEOUT)
     journals = {run["id"]: journal_for(run, plan) for run in before}
     for entry in entries:
         journals[entry["run_id"]].apply(entry_of(entry))
-    # Of a run whose entries were dropped nothing is left to tell.
+    # A run whose entries were dropped contributes nothing.
     return [(message_of(run), journals[run["id"]]) for run in before if journals[run["id"]].seq > 0]
 
 
 def message_of(row: Row) -> str:
-    """What an agent's run is asked: the message; of a run that a workflow or a schedule started, its input."""
+    """Return the message for an agent's run, or the run's input if a workflow or a schedule started it."""
     given = orjson.loads(row["input"] or "null")
     if isinstance(given, dict) and isinstance(given.get("message"), str):
         return str(given["message"])

@@ -1,4 +1,4 @@
-"""Tenants and keys: who exists, and how they prove it."""
+"""Tenants and keys: which exist, and how a key is checked."""
 
 import hashlib
 import secrets
@@ -15,7 +15,7 @@ from interlock.wire import Role
 
 
 def _hash(key: str) -> bytes:
-    # Keys are 256 random bits: a fast hash is as good as a slow one, and is paid on every request.
+    # Keys are 256 random bits: a fast hash is as good as a slow one, and each request pays for it.
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -24,25 +24,37 @@ def new_key() -> str:
 
 
 class Principals:
-    """Who is behind a key, remembered for a moment. A revoked key is announced and forgotten at once."""
+    """A short-lived cache from keys to principals. A notification about a revoked key removes it at once."""
 
     _SECONDS, _MOST = 5.0, 10_000
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._right: set[bytes] = set()
 
     def forget(self, _: str = "") -> None:
         self._known.clear()
 
+    def was_right(self, key: str) -> bool:
+        """Return whether the key was valid at some time. Then it is not a guess, even if it was revoked since."""
+        return _hash(key) in self._right
+
+    def known(self, key: str) -> Principal | None:
+        """Return the principal of a key, if it was looked up a moment ago."""
+        known = self._known.get(_hash(key))
+        return known[0] if known is not None and known[1] > time.monotonic() else None
+
     async def behind(self, key: str) -> Principal:
         digest = _hash(key)
-        known = self._known.get(digest)
-        if known is not None and known[1] > time.monotonic():
-            return known[0]
+        if (known := self.known(key)) is not None:
+            return known
         principal = await authenticate(self._database, key)
         if len(self._known) >= self._MOST:
             self._known.clear()
+        if len(self._right) >= self._MOST:
+            self._right.clear()
+        self._right.add(digest)
         self._known[digest] = (principal, time.monotonic() + self._SECONDS)
         return principal
 
@@ -55,7 +67,7 @@ async def authenticate(database: Database, key: str) -> Principal:
 
 
 def principal_of(row: Row) -> Principal:
-    """Of a key's row with its tenant's name."""
+    """Return the principal of a key's row with its tenant's name."""
     return Principal(
         row["id"],
         row["tenant_id"],
@@ -68,7 +80,7 @@ def principal_of(row: Row) -> Principal:
 
 
 async def bootstrap(database: Database, wanted: str | None) -> str | None:
-    """The default tenant, and its admin key if there is no key at all yet. Returns the key it made."""
+    """Create the default tenant, and its admin key if there are no keys yet. Return the new key."""
 
     async def work(tx: Tx) -> str | None:
         await create_tenant(tx, database, DEFAULT_TENANT, exist_ok=True)
@@ -80,7 +92,7 @@ async def bootstrap(database: Database, wanted: str | None) -> str | None:
         await add_key(tx, database, tenant["id"], "admin", Role.ADMIN, key=key)
         return key
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 async def create_tenant(
@@ -115,10 +127,10 @@ async def add_key(
     groups: Sequence[str] = (),
     key: str | None = None,
 ) -> tuple[Row, str]:
-    """The row, and the key itself: it is shown this once and stored only as a hash."""
+    """Add a key and return its row and the key itself. The key is shown this once and stored only as a hash."""
     if name.partition(":")[0] in OURS:
         raise Invalid(
-            f"{name} is what journals call the engine's own doing ({', '.join(OURS)}); give the key another name",
+            f"{name} is reserved for the engine itself ({', '.join(OURS)}). Choose another name for the key.",
             code="KEY_NAME_TAKEN",
         )
     key = key or new_key()
@@ -138,7 +150,7 @@ async def revoke_key(tx: Tx, database: Database, principal: Principal, key_id: U
 
 
 async def update_tenant(tx: Tx, name: str, changes: Mapping[str, Any]) -> Row:
-    """Only what is named is changed; a cap of None is no cap."""
+    """Change only the named values. None removes a cap."""
     caps = ("max_concurrency", "max_runs_per_min", "max_writes_per_run")
     asked = [part for cap in caps for part in (cap in changes, changes.get(cap))]
     row = await tx.row("update_tenant", name, *asked, changes.get("weight"))
@@ -148,7 +160,7 @@ async def update_tenant(tx: Tx, name: str, changes: Mapping[str, Any]) -> Row:
 
 
 async def usage(database: Database, tenant_id: UUID | None, cursor: UUID | None = None, limit: int = 1) -> list[Row]:
-    """Of one tenant, or of all."""
+    """Return the usage of one tenant, or of all."""
     return await database.fetch("usage", database.clock(), tenant_id, cursor, limit)
 
 

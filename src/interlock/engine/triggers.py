@@ -1,47 +1,54 @@
-"""Triggers: deliveries and commands from outside, each of which starts one run or none.
+"""Triggers: deliveries and commands from other systems, each of which starts one run or none.
 
-A trigger acts with the key of whoever applied it: its runs have that key's role and groups, and its owner cannot
-approve what they ask for. If the key is revoked, the trigger starts nothing until somebody applies it again.
+A trigger acts with the key that applied it: its runs have that key's role and groups, and the key's owner cannot
+approve what they ask for. If the key is revoked, the trigger starts nothing until it is applied again.
 """
 
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import orjson
 
-from interlock.definition.trigger import Event, Trigger, TriggerKind, Unfit, load
+from interlock.definition.trigger import IncomingEvent, TriggerDefinition, TriggerKind, UnusableEvent, load
 from interlock.engine import idempotency, runs
-from interlock.engine.idempotency import Answer, Request
+from interlock.engine.answers import here_or_elsewhere
+from interlock.engine.idempotency import Request, StoredResponse
 from interlock.engine.principal import Principal
-from interlock.engine.secrets import Secrets
-from interlock.engine.signatures import why_unfit_for_standard
+from interlock.engine.secrets import Secrets, Use
 from interlock.engine.tenants import principal_of
+from interlock.engine.trigger_events import ignored, input_of, trial_event
+from interlock.engine.webhook_signatures import why_unfit_for_standard
 from interlock.engine.workflows import Plans
-from interlock.errors import Conflict, Invalid, NotFound, Problem, Terminal, Unavailable
+from interlock.errors import Conflict, InterlockError, Invalid, NotFound, Terminal, Unavailable
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
 from interlock.wire import Initiator
 
 # GitHub gives up after ten seconds, most others later.
 _PATIENCE_SECONDS = 4.0
-# GitHub redelivers what is up to three days old; nobody keeps trying for a week.
+# GitHub redelivers events that are up to three days old. No sender keeps trying for a week.
 _REMEMBER_SECONDS = 7 * 86400.0
-# Within this time the same event of a pull request is one event, also under two ids.
+# Within this time the same event of a pull request is one event, even under two ids.
 _TWIN_SECONDS = 5.0
+# Error codes that refuse a delivery. The sender receives the same message.
+_REFUSES_DELIVERIES = ("TRIGGER_UNFIT", "COMPUTATION_STOPPED", "TRIGGER_KEY_REVOKED", "WORKFLOW_NOT_FOUND")
 
 
-# ---------------------------------------------------------------- keeping them
+# ---------------------------------------------------------------- definitions
 
 
-async def check(database: Database, plans: Plans, principal: Principal, trigger: Trigger) -> None:
-    """What can be known before the first delivery: its workflow is there, and its secret can be used."""
+async def check(database: Database, plans: Plans, principal: Principal, trigger: TriggerDefinition) -> None:
+    """Check a trigger before its first delivery: its workflow exists, and its secret can be used."""
     await plans.current(principal.tenant_id, trigger.workflow, None)
     if trigger.secret is None:
         return
     try:
-        opened = await Secrets(database).open(principal.tenant_id, [trigger.secret])
+        opened = await Secrets(database).open(principal.tenant_id, [trigger.secret], Use(principal.workspace_id))
     except Terminal as error:
         raise Invalid(str(error), code="TRIGGER_SECRET_MISSING") from None
     is_standard = trigger.kind is TriggerKind.WEBHOOK and trigger.header is None
@@ -49,7 +56,7 @@ async def check(database: Database, plans: Plans, principal: Principal, trigger:
         raise Invalid(f"secret {trigger.secret}: {why}; for a plain HMAC name its `header`")
 
 
-async def apply(tx: Tx, database: Database, principal: Principal, trigger: Trigger) -> Row:
+async def apply(tx: Tx, database: Database, principal: Principal, trigger: TriggerDefinition) -> Row:
     before = await tx.row("trigger_named", principal.tenant_id, trigger.name, None)
     if before is not None and not principal.reaches(before["workspace_id"]):
         raise Conflict(f"the name {trigger.name} is taken in another workspace", code="TRIGGER_EXISTS")
@@ -89,60 +96,74 @@ def _unknown(name: str) -> NotFound:
     return NotFound(f"no trigger {name}", code="TRIGGER_NOT_FOUND")
 
 
-# ---------------------------------------------------------------- a delivery
+# ---------------------------------------------------------------- deliveries
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A trigger and whom it acts for; `secret` is what its deliveries are signed with."""
+    """A trigger and the principal it acts for. `secret` signs its deliveries."""
 
-    trigger: Trigger
+    trigger: TriggerDefinition
     who: Principal
     secret: str
     is_revoked: bool
 
 
-async def receiver(database: Database, tenant: str, kind: TriggerKind, name: str) -> Receiver:
-    """The same answer for a tenant, a name or a kind that there is not."""
-    row = await database.row("trigger_for_delivery", tenant, name, kind)
+# The secret used to check a delivery to a trigger that does not exist.
+NO_SECRET = secrets.token_urlsafe(32)
+_NAME = re.compile("[a-z0-9][a-z0-9_.-]{0,99}")
+
+
+async def receiver(database: Database, tenant: str, kind: TriggerKind, name: str) -> Receiver | None:
+    """Return the trigger with its secret, or None for a tenant, a name or a kind that does not exist.
+
+    Both cases ask the database the same two questions, so that the response time does not reveal which one it was.
+    """
+    known = _NAME.fullmatch(tenant) and _NAME.fullmatch(name)
+    row = await database.row("trigger_for_delivery", *((tenant, name) if known else ("", "")), kind)
     if row is None:
-        raise _unknown(name)
-    trigger, who = load(orjson.loads(row["source"])), principal_of(row)
+        await database.fetch("sealed_secrets", UUID(int=0), [])
+        return None
+    trigger, who = load(row["source"]), principal_of(row)
     assert trigger.secret is not None
     try:
-        opened = await Secrets(database).open(who.tenant_id, [trigger.secret])
+        opened = await Secrets(database).open(who.tenant_id, [trigger.secret], Use(who.workspace_id))
     except Terminal as error:
         log.error("trigger_without_secret", trigger=name, tenant=tenant, error=str(error))
         raise Unavailable("the trigger's secret cannot be opened here", code="TRIGGER_NOT_READY") from None
     return Receiver(trigger, who, opened.values[trigger.secret], row["revoked_at"] is not None)
 
 
-async def deliver(database: Database, plans: Plans, to: Receiver, event: Event, body: bytes) -> Answer | str:
-    """The answer that every delivery of the event gets, or why it starts nothing. The signature was checked before.
+async def deliver(
+    database: Database, plans: Plans, to: Receiver, event: IncomingEvent, body: bytes
+) -> StoredResponse | str:
+    """Return the answer that every delivery of the event gets, or why it starts nothing.
 
-    An event that is ignored leaves no trace: when the trigger was changed it can be delivered again.
+    The caller has checked the signature.
+
+    An ignored event leaves no record, so it can be delivered again after the trigger was changed.
     """
     trigger, who, key = to.trigger, to.who, f"{event.source}:{event.id}:{to.trigger.name}"
-    prepared: runs.NewRun | Problem
+    prepared: runs.NewRun | InterlockError
     try:
-        if (reason := trigger.ignores(event)) is not None:
+        if (reason := await here_or_elsewhere(who.tenant_id, ignored, trigger, event)) is not None:
             log.info("delivery_ignored", trigger=trigger.name, event_type=event.name, reason=reason)
             return reason
         prepared = await _prepare(plans, to, event, key)
-    except (Problem, Unfit) as error:
-        # Raised under the key: a repetition of what went well before must get its answer all the same.
-        prepared = error if isinstance(error, Problem) else Invalid(str(error), code="TRIGGER_UNFIT")
+    except (InterlockError, UnusableEvent) as error:
+        # Raised while holding the key, because a repetition of a successful delivery must still get its first answer.
+        prepared = error if isinstance(error, InterlockError) else Invalid(str(error), code="TRIGGER_UNFIT")
 
-    async def work(tx: Tx) -> Answer:
-        if isinstance(prepared, Problem):
+    async def work(tx: Tx) -> StoredResponse:
+        if isinstance(prepared, InterlockError):
             raise prepared
         twin = _twin(to, event)
         if twin is not None and (seen := await idempotency.begin(tx, database, twin)):
             log.info("idempotency_hit", key=twin.key, cached_run_id=str(seen["run_id"]))
-            return Answer(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
+            return StoredResponse(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
         await runs.start(tx, database, who, prepared)
         started = {"outcome": "started", "run_id": str(prepared.id), "workflow": prepared.workflow, "reason": None}
-        answer = Answer(202, orjson.dumps(started), prepared.id)
+        answer = StoredResponse(202, orjson.dumps(started), prepared.id)
         if twin is not None:
             await idempotency.complete(tx, twin, answer)
         return answer
@@ -153,40 +174,38 @@ async def deliver(database: Database, plans: Plans, to: Receiver, event: Event, 
     return await idempotency.once(database, request, work, patience=_PATIENCE_SECONDS)
 
 
-async def _prepare(plans: Plans, to: Receiver, event: Event, key: str) -> runs.NewRun:
-    if to.is_revoked:
-        raise Conflict(
-            f"the key that trigger {to.trigger.name} acts with was revoked; apply it again with another",
-            code="TRIGGER_KEY_REVOKED",
-        )
+async def _prepare(plans: Plans, to: Receiver, event: IncomingEvent, key: str) -> runs.NewRun:
+    _require_key(to.trigger, is_revoked=to.is_revoked)
     context = context_of(
         event.source, event.id, Initiator.WEBHOOK, user=_sender(event),
         metadata={"trigger": to.trigger.name, **_about(event)},
         external_event={"event_type": event.name, "source": event.source, "event_id": event.id}, idempotency_key=key,
     )  # fmt: skip
-    return await runs.prepare(plans, to.who, to.trigger.workflow, input=to.trigger.input_for(event), trigger=context)
+    given = await here_or_elsewhere(to.who.tenant_id, input_of, to.trigger, event)
+    return await runs.prepare(plans, to.who, to.trigger.workflow, input=given, trigger=context)
+
+
+def _require_key(trigger: TriggerDefinition, *, is_revoked: bool) -> None:
+    if is_revoked:
+        raise Conflict(
+            f"the key that trigger {trigger.name} acts with was revoked; apply it again with another",
+            code="TRIGGER_KEY_REVOKED",
+        )
 
 
 def context_of(source: str, ref: str | None, initiator: Initiator, **more: Any) -> dict[str, Any]:
-    """What a run keeps about how it came to be."""
+    """Return the context that a run stores about its origin."""
     return {"source": source, "ref": ref, "initiator": initiator, **more}
 
 
 # ---------------------------------------------------------------- GitHub
 
 
-def github_event(headers: Mapping[str, str], payload: Any) -> Event:
-    kind, delivery = headers.get("x-github-event"), headers.get("x-github-delivery")
-    if not kind or not delivery or len(delivery) > 255:
-        raise Invalid("X-GitHub-Event and X-GitHub-Delivery are to be there, as GitHub sends them")
-    action = _at(payload, "action")
-    return Event("github", kind, payload, headers, action if isinstance(action, str) else None, delivery)
+def _twin(to: Receiver, event: IncomingEvent) -> Request | None:
+    """Return the key of an event of a pull request, independent of the id under which GitHub delivers it.
 
-
-def _twin(to: Receiver, event: Event) -> Request | None:
-    """The key of what happened to a pull request, under whichever id it is told.
-
-    Who pushes or comments twice within the time did two things: what it is about is in the key.
+    The key has everything that distinguishes two events: two pushes, edits or resolved threads within the time are
+    two.
     """
     if event.source != "github":
         return None
@@ -196,15 +215,21 @@ def _twin(to: Receiver, event: Event) -> Request | None:
     if number is None:
         return None
     about = [_at(event.payload, *path) for path in _SUBJECTS]
-    subject = Request.hash_of(*(str(part) for part in about if part is not None)).hex()[:16]
+    subject = Request.hash_of(orjson.dumps(about, option=orjson.OPT_SORT_KEYS)).hex()[:16]
     repository = _at(event.payload, "repository", "full_name")
     key = f"github:{repository}#{number}:{event.name}:{subject}:{to.trigger.name}"
     return Request(to.who.tenant_id, key, "github", Request.hash_of(key), keep_seconds=_TWIN_SECONDS)
 
 
 _SUBJECTS = (
+    ("action",),
     ("pull_request", "head", "sha"),
+    ("pull_request", "updated_at"),
+    ("issue", "updated_at"),
+    ("changes",),
+    ("thread", "node_id"),
     ("comment", "id"),
+    ("comment", "updated_at"),
     ("review", "id"),
     ("label", "name"),
     ("requested_reviewer", "login"),
@@ -213,17 +238,19 @@ _SUBJECTS = (
 )
 
 
-def _sender(event: Event) -> str | None:
+def _sender(event: IncomingEvent) -> str | None:
     login = _at(event.payload, "sender", "login") if event.source == "github" else None
     return login if isinstance(login, str) else None
 
 
-def _about(event: Event) -> dict[str, Any]:
+def _about(event: IncomingEvent) -> dict[str, Any]:
     if event.source != "github":
         return {}
     found = {
         "repository": _at(event.payload, "repository", "full_name"),
         "number": _at(event.payload, "pull_request", "number") or _at(event.payload, "issue", "number"),
+        "pull_request": _at(event.payload, "pull_request", "html_url")
+        or _at(event.payload, "issue", "pull_request", "html_url"),
         "ref": _at(event.payload, "ref"),
     }
     return {name: value for name, value in found.items() if isinstance(value, str | int)}
@@ -235,25 +262,57 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- trying one, and commands
+# ---------------------------------------------------------------- trials and commands
 
 
-def try_out(trigger: Trigger, event: Event) -> dict[str, Any]:
-    """What the event would start, or why nothing. Nothing is done."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A delivery for trying out a trigger."""
+
+    payload: Any
+    headers: Mapping[str, str]
+    event: str | None = None
+
+
+async def try_out(database: Database, plans: Plans, principal: Principal, name: str, sample: Sample) -> dict[str, Any]:
+    """Return what a delivery of this payload would start, or why it would start nothing. Starts nothing itself."""
+    row = await named(database, principal, name)
+    trigger = load(row["source"])
+    tried: dict[str, Any] = {"outcome": "refused", "workflow": trigger.workflow, "input": None, "reason": None}
     try:
-        reason = trigger.ignores(event)
-        made = trigger.input_for(event) if reason is None else None
-    except Unfit as error:
-        reason, made = str(error), None
-    return {"starts": made is not None, "workflow": trigger.workflow, "input": made, "reason": reason}
+        given = trigger, sample.payload, dict(sample.headers), sample.event
+        event = await here_or_elsewhere(principal.tenant_id, trial_event, *given)
+        if (reason := await here_or_elsewhere(principal.tenant_id, ignored, trigger, event)) is not None:
+            tried |= {"outcome": "ignored", "reason": reason}
+        else:
+            made = await here_or_elsewhere(principal.tenant_id, input_of, trigger, event)
+            await _check_startable(database, plans, principal, trigger)
+            tried |= {"outcome": "starts", "input": made}
+    except UnusableEvent as error:
+        tried["reason"] = str(error)
+    except InterlockError as problem:
+        if problem.code not in _REFUSES_DELIVERIES:
+            raise
+        tried["reason"] = problem.detail
+    return tried | {"starts": tried["outcome"] == "starts"}
 
 
-async def of_command(database: Database, who: Principal, command: str) -> tuple[Principal, Trigger] | None:
-    """What the command stands for, and whoever typed it as they ask for that: in the trigger's workspace.
+async def _check_startable(database: Database, plans: Plans, principal: Principal, trigger: TriggerDefinition) -> None:
+    """Raise the error that would refuse a delivery. A command in Slack acts with the key of its user instead."""
+    if trigger.kind is not TriggerKind.SLACK:
+        row = await database.row("trigger_for_delivery", principal.tenant, trigger.name, trigger.kind)
+        if row is None:
+            raise _unknown(trigger.name)
+        _require_key(trigger, is_revoked=row["revoked_at"] is not None)
+    await plans.current(principal.tenant_id, trigger.workflow, None)
 
-    Of another workspace's there is none for them: who defined it chose what it starts, and they would start it.
+
+async def of_command(database: Database, who: Principal, command: str) -> tuple[Principal, TriggerDefinition] | None:
+    """Return the trigger of a Slack command, and the caller in the trigger's workspace.
+
+    Triggers of other workspaces do not exist for the caller: else their author could make the caller start a run.
     """
     row = await database.row("trigger_of_command", who.tenant_id, command, who.workspace_id)
     if row is None:
         return None
-    return who.within(row["workspace_id"] or who.workspace_id), load(orjson.loads(row["source"]))
+    return who.within(row["workspace_id"] or who.workspace_id), load(row["source"])

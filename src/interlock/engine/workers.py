@@ -1,26 +1,28 @@
-"""Workers: what they are told, by people, by their supervisor and by themselves, and what became of it."""
+"""Workers: the commands from people, supervisors and the workers themselves, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, Forbidden, Invalid, InvalidTransition, LeaseLost, NotFound
 from interlock.governance.roles import Permission
 from interlock.ids import uuid7
+from interlock.journal import encode
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log, metrics
 
-# Runs that ask for nothing are in this pool; so are workers that were told nothing.
+# The pool of runs without a label, and of workers without one.
 DEFAULT_LABEL = "default"
-# Who ends workers that fell silent. They may have been slow and not dead, and then begin again as another.
+# The actor that ends silent workers. A worker that was only slow registers again under another id.
 SWEEP = "system:sweep"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a worker serves, and how much of it at a time. `tenants` None: everybody's."""
+    """What a worker serves, and its capacity. `tenants` is None if it serves all."""
 
     capacity: int
     labels: tuple[str, ...] = (DEFAULT_LABEL,)
@@ -29,12 +31,12 @@ class Terms:
 
 
 def seen_by(who: Principal, row: Row) -> Row:
-    """A worker as others than its operators see it: that it is there, and not where, for whom or what it said."""
+    """Return a worker's row without its host, tenants and messages, unless the caller operates the installation."""
     if who.is_operator:
         return row
     own_job = row["job_id"] if row["job_tenant"] == who.tenant_id else None
     hidden = ("host", "pid", "reason", "tenants", "workspace_id", "supervisor_id", "log_dir")
-    return {**row, **dict.fromkeys(hidden), "job_id": own_job}
+    return {**row, **dict.fromkeys(hidden), "metadata": "{}", "job_id": own_job}
 
 
 def history_for(who: Principal, rows: list[Row]) -> list[Row]:
@@ -42,7 +44,7 @@ def history_for(who: Principal, rows: list[Row]) -> list[Row]:
 
 
 def require_supervisor(who: Principal) -> None:
-    """One tenant's operator cannot stop them for the others."""
+    """Raise unless the caller may supervise workers. An operator of one tenant must not stop the workers of others."""
     who.require(Permission.SUPERVISE)
     if not who.is_operator:
         raise Forbidden(f"workers are supervised by operators and admins of tenant {DEFAULT_TENANT}")
@@ -51,14 +53,15 @@ def require_supervisor(who: Principal) -> None:
 async def create(
     tx: Tx | Database, database: Database, actor: str, terms: Terms, *,
     worker_id: UUID | None = None, name: str | None = None, host: str | None = None, pid: int | None = None,
-    supervisor_id: UUID | None = None, lease_seconds: float,
+    supervisor_id: UUID | None = None, metadata: dict[str, Any] | None = None, lease_seconds: float,
 ) -> Row:  # fmt: skip
     worker_id = worker_id or uuid7()
     row = await tx.row(
         "register_worker", database.clock(), worker_id, name or f"worker-{worker_id.hex[-6:]}", host, pid,
         terms.capacity, lease_seconds, terms.labels, terms.tenants, terms.workspace_id, supervisor_id, actor,
+        encode(metadata or {}),
     )  # fmt: skip
-    return row or await get(tx, worker_id)  # an earlier try of the same call got through
+    return row or await get(tx, worker_id)  # an earlier try of the same call succeeded
 
 
 async def get(tx: Tx | Database, worker_id: UUID) -> Row:
@@ -68,7 +71,7 @@ async def get(tx: Tx | Database, worker_id: UUID) -> Row:
 async def start(
     tx: Tx, database: Database, actor: str, worker_id: UUID, *, host: str | None = None, reason: str | None = None
 ) -> Row:
-    """Hand a worker that was asked for to a supervisor, who gives it a process."""
+    """Assign a requested worker to a supervisor, which starts its process."""
     row = _found(await tx.row("lock_worker", worker_id), worker_id)
     _check(row, WorkerEvent.START)
     chosen = await tx.row("choose_supervisor", database.clock(), host or row["host"])
@@ -85,29 +88,32 @@ async def start(
 async def order(
     tx: Tx, database: Database, actor: str, worker_id: UUID, event: WorkerEvent, reason: str | None = None
 ) -> Row:
-    """Any event of the table. Its process is told by notification, and asks by itself every second."""
+    """Apply any event of the table. The worker's process is notified, and also asks every second."""
     row = _found(await tx.row("lock_worker", worker_id), worker_id)
     _check(row, event)
     return await _move(tx, database, row, event, actor, reason)
 
 
 async def report(database: Database, worker_id: UUID, event: WorkerEvent, actor: str, reason: str | None = None) -> Row:
-    """A worker or its supervisor says what happened to it. Said twice it is said once."""
+    """Record an event that a worker or its supervisor reports. A repeated report changes nothing."""
 
     async def work(tx: Tx) -> Row:
         row = _found(await tx.row("lock_worker", worker_id), worker_id)
         state = WorkerState(row["status"])
         if any(t.event == event and t.target == state for t in WORKER.transitions()):
-            return row  # an earlier try of the same call got through
+            return row  # an earlier try of the same call succeeded
         if state == WorkerState.TERMINATED:
             raise LeaseLost(f"worker {row['name']} was terminated; its runs were given to others")
         return await _move(tx, database, row, event, actor, reason)
 
-    return await database.command(work)
+    return await database.run_in_transaction(work)
 
 
 async def end(database: Database, worker_id: UUID, event: WorkerEvent, actor: str, reason: str) -> None:
-    """It completed or failed; one that is paused or never began can do neither, and is terminated."""
+    """End the worker as completed or failed. A worker that is paused or never began is terminated instead.
+
+    The caller knows that no tool of its process acts any more.
+    """
 
     async def work(tx: Tx) -> None:
         row = _found(await tx.row("lock_worker", worker_id), worker_id)
@@ -115,12 +121,23 @@ async def end(database: Database, worker_id: UUID, event: WorkerEvent, actor: st
         if state not in WORKER.terminal:
             possible = event in WORKER.allowed(state)
             await _move(tx, database, row, event if possible else WorkerEvent.TERMINATE, actor, reason)
+        await tx.fetch("note_cannot_act", database.clock(), worker_id)
 
-    await database.command(work)
+    await database.run_in_transaction(work)
+
+
+async def note_cannot_act(database: Database, worker_id: UUID) -> bool:
+    """Record that the worker has ended and that none of its tools acts any more.
+
+    Its runs then need not wait for its lease to end.
+
+    Returns False if they do not wait for that.
+    """
+    return bool(await database.fetch("note_cannot_act", database.clock(), worker_id, patience=2))
 
 
 async def bury(database: Database, worker_id: UUID, actor: str, reason: str) -> None:
-    """Its process is gone. If that was before it could say that it is there, it was started all the same."""
+    """End a worker whose process is gone. If the process died before it registered, record its start first."""
     row = await get(database, worker_id)
     if row["status"] == WORKER.initial:
         await report(database, worker_id, WorkerEvent.START, actor)
@@ -163,5 +180,5 @@ async def _move(tx: Tx, database: Database, row: Row, event: WorkerEvent, actor:
         metrics.was_in("worker", state, moved["seconds_before"])
         log.info("worker_transition", **about)
 
-    tx.afterwards(tell)
+    tx.on_commit(tell)
     return moved

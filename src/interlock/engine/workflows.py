@@ -1,15 +1,14 @@
-"""Workflows: versions that never change, and the plans made from them."""
+"""Workflows: immutable versions, and the plans made from them."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import asyncio
 from uuid import UUID
 
 import orjson
 
-from interlock.definition.agent import is_agent, load_agent
-from interlock.definition.flow import load_flow
+from interlock.compute import pool
 from interlock.definition.plan import OnReject, Plan
-from interlock.definition.workflow import load
+from interlock.definition.stored import kind_of, plan_of
+from interlock.engine import quotas
 from interlock.engine.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, Forbidden, NotFound, Unreadable
 from interlock.store.pool import Database, Row, Tx
@@ -17,36 +16,57 @@ from interlock.telemetry import log
 from interlock.tools import Registry, registry
 
 _DEPLOYMENT = "system:deployment"
+# A longer source is compiled in another process. One of this length takes about ten milliseconds.
+_LONG_SOURCE = 8_000
 
 
 async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) -> tuple[Row, bool]:
-    """The version that holds this content, and whether it is new: the same content again is the same version."""
-    # Workers connect there from inside their own network, with keys from their own environment.
+    """Return the version that holds this content and whether it is new: the same content is the same version."""
+    await tx.value("lock_workflow_name", principal.tenant_id, plan.name)
+    if row := await tx.row("find_workflow_digest", principal.tenant_id, plan.name, plan.digest):
+        return row, False
+    await _require_may_define(tx, principal, plan)
+    return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
+
+
+async def roll_back(tx: Tx, database: Database, principal: Principal, name: str, version: int) -> Row:
+    """Return a new version with the content of an earlier one, or the newest if it has that content already."""
+    await tx.value("lock_workflow_name", principal.tenant_id, name)
+    row = await tx.row("get_workflow", principal.tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"There is no version {version} of {name}.", code="WORKFLOW_NOT_FOUND")
+    plan = await _read(principal.tenant_id, row)
+    if plan.kind == "flow":
+        raise Conflict(
+            f"{name} is a Python flow, and its versions come with the code. Deploy the earlier code instead.",
+            code="FLOW_COMES_WITH_CODE",
+        )
+    await _require_may_define(tx, principal, plan)
+    newest = await tx.row("get_workflow", principal.tenant_id, name, None)
+    assert newest is not None
+    if newest["digest"] == row["digest"]:
+        return newest
+    return await _add_version(tx, database, principal.tenant_id, principal.actor, plan)
+
+
+async def _require_may_define(tx: Tx, principal: Principal, plan: Plan) -> None:
+    # Workers connect to this address from inside their own network, with keys from their own environment.
     if plan.agent is not None and plan.agent.is_elsewhere and not principal.is_operator:
         raise Forbidden(
             f"base_url and api_key_env are for whoever operates the workers: a key of tenant {DEFAULT_TENANT}, "
             "of no workspace"
         )
-    # Others start it by its name, with rights of their own: what stands behind that is not for one workspace to say.
-    await tx.value("lock_workflow_name", principal.tenant_id, plan.name)
-    if principal.workspace_id is not None and not await _is_of_workspace(tx, principal, plan):
+    # Others start it by its name, with their own rights, so one workspace must not replace its content.
+    owner = await tx.row("owner_of_workflow", principal.tenant_id, plan.name)
+    if principal.workspace_id is not None and owner is not None and owner["workspace_id"] != principal.workspace_id:
         raise Conflict(
             f"{plan.name} was applied with a key that is not of workspace {principal.workspace_id}; give the "
             f"{plan.kind} another name, or apply it with a key of the whole tenant", code="WORKFLOW_NAME_TAKEN",
         )  # fmt: skip
-    return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
-
-
-async def _is_of_workspace(tx: Tx, principal: Principal, plan: Plan) -> bool:
-    """Nobody has the name, the newest version is from a key of the same workspace, or nothing would change."""
-    owner = await tx.row("owner_of_workflow", principal.tenant_id, plan.name)
-    if owner is None or owner["workspace_id"] == principal.workspace_id:
-        return True
-    return await tx.row("find_workflow_digest", principal.tenant_id, plan.name, plan.digest) is not None
 
 
 async def keep(tx: Tx, database: Database, principal: Principal, plan: Plan) -> Row:
-    """A plan that was made for one run, and that nobody wrote: the same for whoever asks, under a name of ours."""
+    """Store a plan that the engine made for one run. It is the same for every caller, under a reserved name."""
     row, _ = await _publish(tx, database, principal.tenant_id, principal.actor, plan)
     return row
 
@@ -55,31 +75,31 @@ async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: P
     await tx.value("lock_workflow_name", tenant, plan.name)
     if row := await tx.row("find_workflow_digest", tenant, plan.name, plan.digest):
         return row, False
+    if plan.name.startswith(quotas.TOOL_CALLS):
+        await quotas.check_made_plans(tx, database, tenant)
     newest = await tx.row("get_workflow", tenant, plan.name, None)
     if newest is not None and (is_now := kind_of(orjson.loads(newest["source"]))) != plan.kind:
         raise Conflict(
             f"{plan.name} is the name of a {is_now}; give the {plan.kind} another", code="WORKFLOW_NAME_TAKEN"
         )
+    return await _add_version(tx, database, tenant, actor, plan), True
+
+
+async def _add_version(tx: Tx, database: Database, tenant: UUID, actor: str, plan: Plan) -> Row:
     source = orjson.dumps(plan.source).decode()
     row = await tx.row("add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, actor)
     assert row is not None
     if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
         await tx.fetch("let_in", [tenant], [plan.name])
-    return row, True
+    return row
 
 
-def kind_of(source: Mapping[str, Any]) -> str:
-    return "agent" if is_agent(source) else "flow" if "flow" in source else "workflow"
-
-
-_LOAD: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = {"agent": load_agent, "flow": load_flow, "workflow": load}
-
-
-def _read(row: Row) -> Plan:
-    """What one version of Interlock accepted another may not: whatever is wrong with it is no fault of who asks."""
-    source = orjson.loads(row["source"])
+async def _read(tenant_id: UUID, row: Row) -> Plan:
+    """Return the plan, or raise Unreadable: another version of Interlock may have accepted its source."""
     try:
-        return _LOAD[kind_of(source)](source)
+        if len(row["source"]) <= _LONG_SOURCE:
+            return plan_of(row["source"])
+        return await pool.run(tenant_id, plan_of, row["source"], must_wait=True)
     except Exception as error:
         which = f"{row['name']} version {row['version']}"
         why = f"{which} cannot be read by this version of Interlock; apply it anew: {error}"
@@ -87,12 +107,12 @@ def _read(row: Row) -> Plan:
 
 
 def unread(name: str) -> Plan:
-    """One whose steps are not known here. Nor is whether it has a cap: as if it had one, the database looks."""
+    """Return a placeholder for an unreadable plan. A cap of 1 makes the database look up the real one."""
     return Plan(name, "", OnReject.FAIL, None, (), {}, "", max_concurrency=1, flow="")
 
 
 class Plans:
-    """Plans by tenant, name and version. A version never changes, so what is here is right for ever."""
+    """Plans by tenant, name and version. A version never changes, so cached plans stay valid."""
 
     _MOST = 2000
 
@@ -102,29 +122,30 @@ class Plans:
         self._plans: dict[tuple[UUID, str, int], Plan] = {}
         self._newest: dict[tuple[UUID, str], int] = {}
         self._published: dict[tuple[UUID, str], int] = {}
+        self._reading: dict[tuple[UUID, str, int], asyncio.Task[Plan]] = {}
 
     def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
         return self._plans.get((tenant_id, name, version))
 
     def newest(self, tenant_id: UUID, name: str) -> tuple[int, Plan] | None:
-        """What was the newest version when we last looked: for a statement that checks that it still is."""
+        """Return the newest version as of the last read, for a statement that checks that it still is."""
         if self._flows.current(name) is not None:
-            return None  # what this process has is what it starts, whatever else was published
+            return None  # this process starts its own version of the flow, even if others were published
         version = self._newest.get((tenant_id, name))
         plan = self.known(tenant_id, name, version) if version is not None else None
         return (version, plan) if version is not None and plan is not None else None
 
     async def get(self, tenant_id: UUID, name: str, version: int, tx: Tx | Database | None = None) -> Plan:
-        """Whoever is in a transaction hands it over: one that waits for a second connection may wait for itself."""
+        """Return the plan. A caller in a transaction passes `tx`: waiting for a second connection could deadlock."""
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version, tx))[1]
 
     async def current(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
-        """The version asked for; else that of the flow in this process, which is published by being used."""
+        """Return the version asked for, else the flow's in this process, else the newest. Using a flow publishes it."""
         flow = self._flows.current(name) if version is None else None
         return await (self.find(tenant_id, name, version, tx) if flow is None else self.publish(tenant_id, flow.plan))
 
     async def to_start(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
-        """For runs that nobody waits for here. What cannot be read is started too: whoever claims it sees to that."""
+        """Return a plan for a run that no caller waits for. An unreadable plan starts too, for a worker to handle."""
         try:
             return await self.current(tenant_id, name, version, tx)
         except Unreadable as error:
@@ -132,22 +153,24 @@ class Plans:
             return error.fields["version"], unread(name)
 
     async def publish(self, tenant_id: UUID, plan: Plan) -> tuple[int, Plan]:
-        """What comes with the code: its version for this tenant."""
+        """Publish a plan that comes with the code, and return its version for this tenant."""
         known = self._published.get((tenant_id, plan.digest))
         if known is None:
-            row, _ = await self._database.command(lambda tx: _publish(tx, self._database, tenant_id, _DEPLOYMENT, plan))
+            row, _ = await self._database.run_in_transaction(
+                lambda tx: _publish(tx, self._database, tenant_id, _DEPLOYMENT, plan)
+            )
             known = self._published[tenant_id, plan.digest] = row["version"]
         return known, plan
 
     async def knows(self, tenant_id: UUID, name: str) -> bool:
-        """Whether somebody published it, and not the deployment itself."""
+        """Return whether a user published it, and not only the deployment."""
         row = await self._database.row("get_workflow", tenant_id, name, None)
         return row is not None and row["created_by"] != _DEPLOYMENT
 
     async def find(
         self, tenant_id: UUID, name: str, version: int | None, tx: Tx | Database | None = None
     ) -> tuple[int, Plan]:
-        """The version asked for, or the newest."""
+        """Return the version asked for, or the newest."""
         row = await (tx or self._database).row("get_workflow", tenant_id, name, version)
         if row is None:
             which = f"{name} version {version}" if version else name
@@ -157,7 +180,14 @@ class Plans:
             if len(self._plans) >= self._MOST:
                 self._plans.clear()
                 self._newest.clear()
-            self._plans[key] = _read(row)
+            self._plans[key] = await self._read(key, row)
         if version is None:
             self._newest[tenant_id, name] = row["version"]
         return row["version"], self._plans[key]
+
+    async def _read(self, key: tuple[UUID, str, int], row: Row) -> Plan:
+        """Make the plan once, for all callers that wait for it."""
+        if (task := self._reading.get(key)) is None:
+            task = self._reading[key] = asyncio.create_task(_read(key[0], row))
+            task.add_done_callback(lambda _: self._reading.pop(key, None))
+        return await asyncio.shield(task)

@@ -1,17 +1,17 @@
-"""Flows: Python functions whose every step is journaled, so that they go on where they were after any crash."""
+"""Flows: Python functions whose every step is journaled, so that they continue where they were after any crash."""
 
 from interlock.flows.context import FlowContext
-from interlock.flows.faults import EventMissed, FlowChanged, FlowMisused, Rejected, StepFailed
-from interlock.flows.registry import Flow, Flows, make_flow
+from interlock.flows.errors import EventTimeout, FlowUsageError, NonDeterminismError, Rejected, StepFailed
+from interlock.flows.registry import Flows, RegisteredFlow, make_flow
 from interlock.flows.replay import Replay
 
 __all__ = [
-    "EventMissed",
-    "Flow",
-    "FlowChanged",
+    "EventTimeout",
     "FlowContext",
-    "FlowMisused",
+    "FlowUsageError",
     "Flows",
+    "NonDeterminismError",
+    "RegisteredFlow",
     "Rejected",
     "Replay",
     "StepFailed",

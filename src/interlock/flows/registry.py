@@ -17,11 +17,11 @@ Function = Callable[..., Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class RegisteredFlow:
     plan: Plan
     function: Function
     takes_input: bool
-    # Only for runs that began with it: another version is started now.
+    # Only for runs that began with it: new runs use another version.
     is_retired: bool = False
 
     @property
@@ -43,10 +43,10 @@ class Flow:
 
 class Flows:
     def __init__(self) -> None:
-        self._by_version: dict[tuple[str, str], Flow] = {}
-        self._current: dict[str, Flow] = {}
+        self._by_version: dict[tuple[str, str], RegisteredFlow] = {}
+        self._current: dict[str, RegisteredFlow] = {}
 
-    def add(self, flow: Flow) -> None:
+    def add(self, flow: RegisteredFlow) -> None:
         for known in (self._by_version.get((flow.name, flow.version)), self._current.get(flow.name)):
             if (
                 known is None
@@ -72,21 +72,21 @@ class Flows:
         copied._current.update(self._current)
         return copied
 
-    def find(self, name: str, version: str) -> Flow | None:
+    def find(self, name: str, version: str) -> RegisteredFlow | None:
         return self._by_version.get((name, version))
 
-    def current(self, name: str) -> Flow | None:
-        """The one that new runs begin with."""
+    def current(self, name: str) -> RegisteredFlow | None:
+        """Return the version that new runs use."""
         return self._current.get(name)
 
-    def all(self) -> list[Flow]:
+    def all(self) -> list[RegisteredFlow]:
         return [self._by_version[key] for key in sorted(self._by_version)]
 
 
 def make_flow(
     function: Function, name: str, version: str | int | None, *, retired: bool = False, **limits: Any
-) -> Flow:
-    """`limits` are those of `flow_plan`."""
+) -> RegisteredFlow:
+    """Make a flow; `limits` are those of `flow_plan`."""
     if not is_name(name):
         raise Invalid(f"{name!r} is not a flow's name; write lower-case letters, digits, `_`, `.` and `-`")
     if not inspect.iscoroutinefunction(function):
@@ -103,11 +103,11 @@ def make_flow(
         if (most := limits.get(cap)) is not None and most < 1:
             raise Invalid(f"flow {name}: {cap} is at least 1, not {most}")
     plan = flow_plan(name, named, description=inspect.getdoc(function) or "", **limits)
-    return Flow(plan, function, len(parameters) == 2, retired)
+    return RegisteredFlow(plan, function, len(parameters) == 2, retired)
 
 
 def version_of(function: Function) -> str:
-    """From its source: comments and spacing make no other version. What it calls is not looked at."""
+    """Return the version of a function's source. Comments, spacing and the functions that it calls do not count."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -120,5 +120,5 @@ def version_of(function: Function) -> str:
     return sha256(ast.dump(node).encode()).hexdigest()[:16]
 
 
-def _place(flow: Flow) -> tuple[str, str]:
+def _place(flow: RegisteredFlow) -> tuple[str, str]:
     return flow.function.__module__, flow.function.__qualname__

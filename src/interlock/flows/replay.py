@@ -1,7 +1,7 @@
-"""Running a flow on its journal: what the journal has is answered at once, what it has not becomes a step.
+"""Replay of a flow on its journal: steps in the journal are answered at once, new ones are declared.
 
-The function is run from its start whenever somebody takes the run up. Nothing here waits or writes: `resume` goes as
-far as the journal's answers reach, declares the steps that are asked for next, and says when the flow has ended.
+The function runs from its start each time a worker takes the run up. Nothing here waits or writes: `resume` goes as
+far as the journal has answers, declares the steps that the flow asks for next, and reports whether the flow has ended.
 """
 
 import asyncio
@@ -17,29 +17,29 @@ from uuid import UUID
 import orjson
 
 from interlock.definition.flow import declaration
-from interlock.definition.plan import Step, StepKind
+from interlock.definition.plan import PlanStep, StepKind
 from interlock.errors import Terminal
-from interlock.flows.asked import Asked, Gathered, described
+from interlock.flows.awaitables import PendingGather, PendingStep, described
 from interlock.flows.context import FlowContext
-from interlock.flows.faults import FlowChanged, FlowMisused, StepFailed, step_failed
-from interlock.flows.registry import Flow
+from interlock.flows.errors import FlowUsageError, NonDeterminismError, StepFailed, step_failed
+from interlock.flows.registry import RegisteredFlow
 from interlock.journal import FATAL, EntryType, FlowEnd, Journal, as_stored, read_back
 from interlock.lifecycle import RunReason, StepState
 from interlock.telemetry import log
 
 _HERE = Path(__file__).parent
-# What a coroutine can end with that is the flow's own affair.
+# Exceptions of a coroutine that belong to the flow itself.
 _RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
-Declares = Callable[[Step], dict[str, Any]]
+Declares = Callable[[PlanStep], dict[str, Any]]
 Encode = Callable[[Any], str]
 
 
 class Branch:
-    """One line of a flow: its main one, or one of several side by side. Keys are counted in each by itself.
+    """One line of a flow: its main one, or one of several side by side. Each branch counts its keys separately.
 
-    What is asked for side by side is asked for in another order when the flow is run again, for then all the answers
-    are there; within a branch the order is always the same.
+    A replay has all the answers, so side-by-side branches ask in another order than before; within a branch the order
+    is always the same.
     """
 
     __slots__ = ("_asked", "_names", "_scope", "awaits", "coroutine", "join", "slot")
@@ -48,7 +48,7 @@ class Branch:
         self, coroutine: Coroutine[Any, Any, Any] | None, scope: str, join: "Join | None" = None, slot: int = 0
     ) -> None:
         self.coroutine = coroutine
-        self.awaits: Asked | None = None
+        self.awaits: PendingStep | None = None
         self.join = join
         self.slot = slot
         self._scope = scope
@@ -66,11 +66,11 @@ class Branch:
 
 
 class Join:
-    """Where the branches of one `gather` come together again."""
+    """The end of the branches of one `gather`."""
 
     __slots__ = ("gathered", "left", "outcomes", "waiting")
 
-    def __init__(self, waiting: Branch, gathered: Gathered) -> None:
+    def __init__(self, waiting: Branch, gathered: PendingGather) -> None:
         self.waiting = waiting
         self.gathered = gathered
         self.left = len(gathered.items)
@@ -79,9 +79,17 @@ class Join:
 
 class Replay:
     def __init__(
-        self, flow: Flow, journal: Journal, *, tenant_id: UUID, input: Any, actor: str, clock: Callable[[], datetime],
-        declares: Declares = declaration, encode: Encode = lambda value: orjson.dumps(value).decode(),
-    ) -> None:  # fmt: skip
+        self,
+        flow: RegisteredFlow,
+        journal: Journal,
+        *,
+        tenant_id: UUID,
+        input: Any,
+        actor: str,
+        clock: Callable[[], datetime],
+        declares: Declares = declaration,
+        encode: Encode = lambda value: orjson.dumps(value).decode(),
+    ) -> None:
         self.clock = clock
         self._journal = journal
         self._actor = actor
@@ -93,20 +101,20 @@ class Replay:
         self._current: Branch | None = None
         self._ready: deque[tuple[Branch, Any, BaseException | None]] = deque([(self._main, None, None)])
         self._waiting: dict[Branch, None] = {}
-        self._unawaited: dict[str, Asked | Gathered] = {}
-        # What the history has, by place, until the flow has asked for it again.
+        self._unawaited: dict[str, PendingStep | PendingGather] = {}
+        # The steps in the history, by place, until the flow has asked for them again.
         self._history: dict[str, str] = {}
         for key, fold in journal.steps.items():
             self._history[fold.step.place or ""] = key
         for place, (kind, _) in journal.values.items():
             self._history[place] = f"ctx.{kind}()"
-        self._fault: FlowChanged | FlowMisused | None = None
+        self._fault: NonDeterminismError | FlowUsageError | None = None
         self._is_closed = False
 
-    # ------------------------------------------------------------ for whoever drives the run
+    # ------------------------------------------------------------ for the run driver
 
     def resume(self) -> bool:
-        """Run the flow as far as the journal has answers. False if there was nothing new for it."""
+        """Run the flow as far as the journal has answers. Return False if there was no new answer for it."""
         if self._is_over():
             return False
         for branch in list(self._waiting):
@@ -133,13 +141,13 @@ class Replay:
         )
 
     def close(self) -> None:
-        """Nothing of the flow is kept while it waits."""
+        """Discard the coroutines: nothing of the flow is kept while it waits."""
         self._is_closed = True
         for coroutine in reversed(self._begun):
             try:
                 coroutine.close()
             except BaseException as error:
-                # What a flow does in `finally` is its own affair, and no part of its run.
+                # An error from a flow's `finally` does not affect its run.
                 log.debug("flow_closed", run_id=str(self._journal.run_id), error=repr(error))
         self._waiting.clear()
         self._ready.clear()
@@ -148,16 +156,16 @@ class Replay:
 
     def branch(self) -> Branch:
         if self._is_closed:
-            raise GeneratorExit  # from a `finally`, after the flow was put aside
+            raise GeneratorExit  # from a `finally`, after the flow was closed
         if self._current is None:
-            raise FlowMisused("this can only be asked in the flow itself, not in a task or thread that it started")
+            raise FlowUsageError("this can only be asked in the flow itself, not in a task or thread that it started")
         return self._current
 
-    def asked(self, asked: Asked) -> Asked:
+    def asked(self, asked: PendingStep) -> PendingStep:
         self._unawaited[asked.step.key] = asked
         return asked
 
-    def gathered(self, gathered: Gathered) -> Gathered:
+    def gathered(self, gathered: PendingGather) -> PendingGather:
         self._unawaited[gathered.name] = gathered
         self._begun += [item for item in gathered.items if inspect.iscoroutine(item)]
         return gathered
@@ -171,7 +179,7 @@ class Replay:
             self._journal.note(EntryType.VALUE_RECORDED, actor=self._actor, data=data)
             return value
         if there != f"ctx.{kind}()":
-            self._fault = FlowChanged(
+            self._fault = NonDeterminismError(
                 there, f"the flow asks for ctx.{kind}() where its history has {self._what(there)}"
             )
             raise self._fault
@@ -183,7 +191,7 @@ class Replay:
     # ------------------------------------------------------------ running
 
     def _run(self, branch: Branch, value: Any, error: BaseException | None) -> None:
-        """One branch until it has to wait or is done."""
+        """Run one branch until it waits or is done."""
         if branch.coroutine is None:
             self._done(branch, value, error)
             return
@@ -200,49 +208,51 @@ class Replay:
             finally:
                 self._current = None
             if self._fault is not None:
-                self._end(self._fault)  # caught by the flow, which is not for it to decide
+                self._end(self._fault)  # the flow caught it, but it may not decide about it
                 return
             match awaited:
-                case Asked():
+                case PendingStep():
                     answer = self._look(awaited)
                     if answer is None:
                         self._wait(branch, awaited)
                         return
                     value, error = answer
-                case Gathered():
+                case PendingGather():
                     self._spread(branch, awaited)
                     return
                 case _:
                     self._end(_foreign(awaited))
                     return
 
-    def _look(self, asked: Asked) -> tuple[Any, BaseException | None] | None:
+    def _look(self, asked: PendingStep) -> tuple[Any, BaseException | None] | None:
         self._unawaited.pop(asked.step.key, None)
         if not asked.is_known:
             asked.is_known = True
             self._recognise(asked.step)
         return self._answer(asked.step.key) if self._fault is None else None
 
-    def _wait(self, branch: Branch, asked: Asked) -> None:
+    def _wait(self, branch: Branch, asked: PendingStep) -> None:
         if self._fault is not None:
             self._end(self._fault)
             return
         branch.awaits = asked
         self._waiting[branch] = None
 
-    def _recognise(self, step: Step) -> None:
-        """Find the step in the history, or declare it. The history has to have it in the same place."""
+    def _recognise(self, step: PlanStep) -> None:
+        """Find the step in the history at the same place, or declare it."""
         fold = self._journal.steps.get(step.key)
         there = self._history.pop(step.place or "", None)
         if fold is None and there is None:
             self._journal.declare(_numbered(step, len(self._journal.steps)), self._declares(step))
         elif fold is None or there != step.key:
             found = f"has {self._what(there)} there" if there else "has that in another place"
-            self._fault = FlowChanged(there or step.key, f"the flow asks for {described(step)}; its history {found}")
+            self._fault = NonDeterminismError(
+                there or step.key, f"the flow asks for {described(step)}; its history {found}"
+            )
         elif (why := _difference(fold.step, step)) is not None:
-            self._fault = FlowChanged(step.key, why)
+            self._fault = NonDeterminismError(step.key, why)
         else:
-            # What was declared is not all: the input of a read, for one, is only known here.
+            # The declaration is incomplete: for example, the input of a read is only known here.
             fold.step = _numbered(step, fold.step.index)
 
     def _answer(self, key: str) -> tuple[Any, BaseException | None] | None:
@@ -256,13 +266,13 @@ class Replay:
             case _:
                 return None
 
-    def _spread(self, branch: Branch, gathered: Gathered) -> None:
+    def _spread(self, branch: Branch, gathered: PendingGather) -> None:
         self._unawaited.pop(gathered.name, None)
         join = Join(branch, gathered)
         if not gathered.items:
             self._ready.append((branch, [], None))
         for slot, item in enumerate(gathered.items):
-            if isinstance(item, Asked):
+            if isinstance(item, PendingStep):
                 single = Branch(None, "", join, slot)
                 answer = self._look(item)
                 if answer is None:
@@ -271,11 +281,11 @@ class Replay:
                     self._ready.append((single, *answer))
             elif inspect.iscoroutine(item):
                 self._ready.append((Branch(item, f"{gathered.name}.{slot}/", join, slot), None, None))
-            elif isinstance(item, Gathered):
+            elif isinstance(item, PendingGather):
                 inner = Branch(None, "", join, slot)
                 self._spread(inner, item)
             else:
-                self._end(FlowMisused(f"ctx.gather takes steps of ctx and coroutines, not {item!r:.120}"))
+                self._end(FlowUsageError(f"ctx.gather takes steps of ctx and coroutines, not {item!r:.120}"))
 
     def _done(self, branch: Branch, value: Any, error: BaseException | None) -> None:
         if self._fault is not None:
@@ -306,28 +316,30 @@ class Replay:
 
     def _left_over(self) -> BaseException | None:
         if self._unawaited:
-            return FlowMisused(f"{next(iter(self._unawaited.values()))!r} was asked for and never awaited")
+            return FlowUsageError(f"{next(iter(self._unawaited.values()))!r} was asked for and never awaited")
         if self._history:
             there = next(iter(self._history.values()))
-            return FlowChanged(
+            return NonDeterminismError(
                 there, f"the flow returned; its history has {self._what(there)}, which it did not ask for"
             )
         return None
 
     def _forgotten(self) -> None:
-        """It waits for something new, and has not asked for all that it had asked for before."""
+        """Fail if the flow waits for a new step before it asked for all steps of its history."""
         there = next(iter(self._history.values()))
         asks = ", ".join(repr(branch.awaits) for branch in self._waiting)
-        self._end(FlowChanged(there, f"the flow waits for {asks}; its history has {self._what(there)} before that"))
+        self._end(
+            NonDeterminismError(there, f"the flow waits for {asks}; its history has {self._what(there)} before that")
+        )
 
     def _what(self, there: str | None) -> str:
-        """Something in the history, as its author would know it."""
+        """Return a step in the history as the flow's author would know it."""
         fold = self._journal.steps.get(there or "")
         return f"{described(fold.step)} (step {there})" if fold is not None else str(there)
 
 
 class _Silent:
-    """A logger's twin for what was logged before."""
+    """A logger that drops what was logged before."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **more: self if name == "bind" else None
@@ -340,12 +352,12 @@ def _together(join: Join) -> tuple[Any, BaseException | None]:
     return None, raised
 
 
-def _numbered(step: Step, index: int) -> Step:
-    object.__setattr__(step, "index", index)  # it is ours alone until it is declared
+def _numbered(step: PlanStep, index: int) -> PlanStep:
+    object.__setattr__(step, "index", index)  # nothing else refers to it before it is declared
     return step
 
 
-def _difference(recorded: Step, asked: Step) -> str | None:
+def _difference(recorded: PlanStep, asked: PlanStep) -> str | None:
     if (recorded.kind, recorded.tool, recorded.workflow) != (asked.kind, asked.tool, asked.workflow):
         return f"the flow asks for {described(asked)} where its history has {described(recorded)}"
     if recorded.digest == asked.digest:
@@ -360,9 +372,9 @@ def _difference(recorded: Step, asked: Step) -> str | None:
     return f"the flow asks for {described(asked)} with {how} than its history has{which}{hint}"
 
 
-def _foreign(awaited: Any) -> FlowMisused:
+def _foreign(awaited: Any) -> FlowUsageError:
     what = "something that only gives way" if awaited is None else f"{type(awaited).__name__}"
-    return FlowMisused(
+    return FlowUsageError(
         f"the flow awaits {what}, which is none of its steps: a flow awaits only what ctx gives "
         "(ctx.sleep instead of asyncio.sleep, ctx.gather instead of asyncio.gather), and does I/O in tools"
     )
@@ -372,8 +384,8 @@ def _failed(error: BaseException) -> FlowEnd:
     match error:
         case StepFailed():
             return FlowEnd(reason=error.reason, error={"step": error.step, **error.error})
-        case FlowChanged():
-            said = {"type": "FlowChanged", "message": str(error), "step": error.step, "code": "FLOW_CHANGED"}
+        case NonDeterminismError():
+            said = {"type": "NonDeterminismError", "message": str(error), "step": error.step, "code": "NONDETERMINISM"}
             return FlowEnd(reason=RunReason.RESUME_FAILED, error=said)
         case _:
             kind = type(error).__name__
@@ -387,6 +399,6 @@ def _text(message: str) -> str:
 
 
 def _where(error: BaseException) -> str | None:
-    """The last line that is not ours."""
+    """Return the last line that is not in this package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != _HERE]
     return f"{frames[-1].name} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None

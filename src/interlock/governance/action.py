@@ -1,4 +1,7 @@
-"""A proposed action: exactly what is about to be done, in a form that people can read and approvals can be bound to."""
+"""A proposed action: the exact call that would be made.
+
+People can read it, and approvals can be bound to it.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ def operation_of(tool: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFacts:
-    """What has to be known of a tool to judge its use; nothing here can run it."""
+    """What the policy needs to know about a tool. This cannot run the tool."""
 
     name: str
     writes: bool
@@ -49,16 +52,16 @@ class ProposedAction:
     fields: dict[str, Any] = field(hash=False)
     risk: Tier
     writes: bool
-    # The names of the secrets that fields hold, by field: `${secrets.name}` there is not just a text that says so.
+    # The secrets that each field refers to, by name. Without an entry here, `${secrets.name}` in a field is plain text.
     secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     @cached_property
     def plain_fields(self) -> dict[str, Any]:
-        """The fields as the digest covers them and as they can be stored (see `canonical`)."""
+        """Return the fields as the digest covers them and as they can be stored (see `canonical`)."""
         plain: dict[str, Any] = normal(self.fields)
         return plain
 
-    # Kept, because the gate, the approval and the receipt each ask for it.
+    # Cached, because the gate, the approval and the receipt each use it.
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(written(self._identity())).hexdigest()
@@ -67,7 +70,10 @@ class ProposedAction:
         return {**self._identity(), "digest": self.digest}
 
     def _identity(self) -> dict[str, Any]:
-        """What makes it this action and no other. How risky it is says the tool, and policy judges that anew."""
+        """Return what identifies the action.
+
+        The risk is not part of it: it comes from the tool, and the policy judges it each time.
+        """
         identity = {
             "tool": self.tool,
             "connector": self.connector,

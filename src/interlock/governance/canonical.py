@@ -1,14 +1,14 @@
-"""Canonical JSON: one way to write a value down, so that equal values have equal digests (RFC 8785).
+"""Canonical JSON: one spelling for each value, so that equal values have equal digests (RFC 8785).
 
-JSON as computers read it has no whole numbers beyond 2^53, no NaN and no half characters, and RFC 8785 refuses them.
-A digest must not fail on a value that a tool takes, so these are written as strings with a tag:
+RFC 8785 rejects integers beyond 2^53, NaN and unpaired surrogates. A digest must not fail on a value that a tool
+accepts, so these are written as strings with a tag:
 
     9007199254740993    "$int:9007199254740993"      also for whole floats, as 50.0 is 50
     nan, inf, -inf      "$float:nan"
     a lone surrogate    "$utf16:d800…"               the whole string, in hexadecimal
     bytes               "$bytes:aGVsbG8="
 
-Writing a document down, reading it back and writing it again gives the same bytes, whoever reads it.
+Writing a document, parsing it with any parser and writing it again gives the same bytes.
 """
 
 import base64
@@ -24,31 +24,31 @@ import orjson
 import rfc8785
 
 from interlock.errors import Invalid
-from interlock.wire import grammar
+from interlock.wire import common
 
 LARGEST_INT = 2**53 - 1
-# An action holds its arguments, and they may be as deep as a run's input.
-DEEPEST = 20 + grammar.DEEPEST
+# An action contains its arguments, which may be nested as deeply as a run's input.
+DEEPEST = 20 + common.DEEPEST
 
-# From here on a float is written with an exponent, and read back as a float.
+# From here on a float is written with an exponent, and parsed as a float.
 _EXPONENT_FROM = 1e21
-# Python forbids to write longer numbers in decimal digits.
+# Python refuses to write longer integers in decimal digits.
 _LONG_BITS = 10_000
 
 
 def canonical(value: Any) -> bytes:
-    """The canonical bytes of anything that JSON can hold, and of the few things above that it cannot."""
+    """Return the canonical bytes of any JSON value, and of the values above that JSON cannot hold."""
     return written(normal(value))
 
 
 def written(plain: Any) -> bytes:
-    """The canonical bytes of what is `normal` already."""
-    # orjson writes the same bytes eight times faster wherever the two orders and notations agree.
+    """Return the canonical bytes of a value that is already `normal`."""
+    # orjson writes the same bytes eight times faster where both orders and notations agree.
     return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS) if _is_simple(plain) else rfc8785.dumps(plain)
 
 
 def normal(value: Any, depth: int = 0) -> Any:
-    """The value in plain JSON types, with tags where JSON has no word for it. Twice is the same as once."""
+    """Return the value in plain JSON types, with tags where JSON has no type for it. The function is idempotent."""
     kind = type(value)
     if kind is str:
         return value if value.isascii() else _text(value)
@@ -82,7 +82,7 @@ def _large(value: int) -> str:
 def _float(value: float) -> Any:
     if not math.isfinite(value):
         return f"$float:{value}"
-    # 50.0 would be written as 50 and read back as a whole number, so it is one from the start.
+    # 50.0 would be written as 50 and parsed as an integer, so convert it now.
     return normal(int(value)) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
 
 
@@ -94,11 +94,11 @@ def _key(key: Any) -> str:
 
 
 def _foreign(value: Any, depth: int) -> Any:
-    """What Python code hands over directly; nothing that came as JSON ends here."""
+    """Convert a value that Python code passed directly; values that came as JSON never get here."""
     match value:
         case Enum():
             return normal(value.value, depth + 1)
-        case bool() | int() | float():  # their subclasses, as plain numbers
+        case bool() | int() | float():  # subclasses, as plain numbers
             return normal((int if isinstance(value, int) else float)(value), depth + 1)
         case str():
             return normal(str.__str__(value))
@@ -119,7 +119,7 @@ def _foreign(value: Any, depth: int) -> Any:
 
 
 def _is_simple(plain: Any) -> bool:
-    """Whether UTF-8 order is UTF-16 order for every key, and every float is written without an exponent."""
+    """Return True if UTF-8 order equals UTF-16 order for every key, and no float needs an exponent."""
     kind = type(plain)
     if kind is dict:
         return all(key.isascii() and _is_simple(member) for key, member in plain.items())

@@ -1,13 +1,14 @@
-"""The audit chain: a tenant's journal entries, each linked to the one before, with signed checkpoints in between.
+"""The audit chain: a tenant's journal entries, each linked to the previous one, with signed checkpoints.
 
     link(n) = sha256(link(n - 1) + canonical(entry n)),    link(0) = 32 zero bytes
 
-Positions count from 1 without gaps, so a checkpoint's position is also the number of entries it covers. Whoever changes
-an entry has to recompute every link after it, and then no longer meets the next checkpoint, whose signature they
-cannot make. Checkpoints form a chain of their own, so that none can be taken out; the last entry sealed always has one.
+Positions count from 1 without gaps, so a checkpoint's position is also the number of entries it covers. An attacker who
+changes an entry has to recompute every later link. The chain then contradicts the next checkpoint, whose signature the
+attacker cannot make. Checkpoints form their own chain, so that none can be removed; the last sealed entry always has
+one.
 
-What this cannot show by itself is a chain that was cut back to an older checkpoint together with everything that came
-later. For that, keep checkpoints elsewhere (evidence bundles hold some) and give them to the verifier as anchors.
+The chain alone cannot show that it was cut back to an older checkpoint together with everything later. To detect that,
+keep checkpoints elsewhere (evidence bundles hold some) and give them to the verifier as anchors.
 """
 
 import base64
@@ -31,19 +32,20 @@ CHECKPOINT_TYPE = "https://interlock.dev/checkpoint/v1"
 
 
 def utc(moment: datetime) -> str:
-    """Microseconds, always, and always UTC: a time has one spelling."""
+    """Return the time in UTC with microseconds, so that each moment has one spelling."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def text_digest(text: str | None) -> str | None:
-    """The digest of a JSON column as the database writes it, not of what it means: 1.0 and 1.00 differ."""
+    """Return the digest of a JSON column's text as the database writes it: 1.0 and 1.00 differ."""
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaf(entry: Mapping[str, Any]) -> bytes:
-    """The entry as it is hashed. `data` and `output` come as digests, so that a chain can be checked without them.
+    """Return the bytes of the entry to hash.
 
-    Flat, ASCII keys in order, strings and small numbers: orjson writes what `canonical` would, thirty times faster.
+    `data` and `output` are digests, so that a chain can be checked without them. Flat, sorted ASCII keys, strings and
+    small numbers: orjson writes what `canonical` would, thirty times faster.
     """
     return orjson.dumps(
         {
@@ -70,7 +72,10 @@ def link(previous: bytes, entry: Mapping[str, Any]) -> bytes:
 
 
 def missing_link(previous: bytes, run_id: object, seq: int) -> bytes:
-    """For an entry that was gone before it could be sealed: the place is kept, so that the loss stays visible."""
+    """Return the link for an entry that was lost before it could be sealed.
+
+    It keeps the position, so that the loss stays visible.
+    """
     return hashlib.sha256(previous + canonical({"missing": True, "run_id": str(run_id), "seq": seq})).digest()
 
 
@@ -83,7 +88,7 @@ def fold(previous: bytes, entries: Iterable[Mapping[str, Any]]) -> list[bytes]:
 
 
 def journal_digest(entries: Iterable[Mapping[str, Any]]) -> str:
-    """Of one run, in the order of `seq`: the sha256 of its leaves, one a line."""
+    """Return the sha256 of the leaves of one run in the order of `seq`, one per line."""
     journal = hashlib.sha256()
     for entry in entries:
         journal.update(leaf(entry) + b"\n")
@@ -95,9 +100,9 @@ def journal_digest(entries: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A signed word: the tenant's chain has `position` entries and ends in `head`.
+    """A signed statement that the tenant's chain has `position` entries and ends in `head`.
 
-    `released`: retention has let go of entries of runs with ids below this one, so that their absence is no fault.
+    `released`: retention has deleted entries of runs with ids below this one, so that their absence is not a fault.
     """
 
     tenant_id: str
@@ -133,7 +138,7 @@ class Checkpoint:
         return replace(mine, signature=key.sign(mine.body()))
 
     def fault(self, keyring: Keyring) -> str | None:
-        """Why its signature does not count, or None."""
+        """Return why the signature is invalid, or None."""
         key = keyring.get(self.key_id)
         if key is None:
             return f"checkpoint {self.number} is signed with key {self.key_id}, which is not in the keyring"
@@ -177,7 +182,7 @@ def next_checkpoint(
         head=head.hex(),
         at=utc(at),
         previous=last.digest() if last else None,
-        # What was let go stays let go.
+        # `released` never decreases.
         released=max(filter(None, (before, released)), default=None),
         key_id=key.key_id,
     ).signed(key)
@@ -187,8 +192,8 @@ def next_checkpoint(
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """A place in the chain and the entry that stands there now, if one does."""
+class LinkedEntry:
+    """A position in the chain and its entry, if the entry still exists."""
 
     position: int
     run_id: str
@@ -199,7 +204,10 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The first place where the chain and the journal differ. `position` is None where the chain never reached."""
+    """The first difference between the chain and the journal.
+
+    An entry that the chain never reached has no `position`.
+    """
 
     position: int | None
     run_id: str | None
@@ -212,7 +220,10 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`unsealed` entries are younger than the last batch; nothing is wrong with them, and nothing is proven yet."""
+    """The result of a verification.
+
+    `unsealed` entries are newer than the last batch: not faulty, but not proven yet.
+    """
 
     entries: int
     checkpoints: int
@@ -234,9 +245,9 @@ class Verdict:
 
 
 class Verifier:
-    """Takes the chain from its start, entries and checkpoints in the order of positions, and keeps the first fault.
+    """Verifies the chain from its start, entries and checkpoints in the order of positions, and keeps the first fault.
 
-    `latest` is the last checkpoint there is: it says how far the chain must go and what retention let go of.
+    `latest` is the last checkpoint: it says how far the chain must go and what retention deleted.
     """
 
     def __init__(
@@ -250,13 +261,13 @@ class Verifier:
         self.broken: Break | None = None
         self.position, self._head = 0, GENESIS
         self._last: Checkpoint | None = None
-        self._seen: dict[str, int] = {}  # run → its last seq, while it may still get more
+        self._seen: dict[str, int] = {}  # run → its last seq, for runs that may still get entries
         self._anchors = {anchor.number: anchor for anchor in anchors}
-        # An unsigned word about retention would excuse any deletion.
+        # An unsigned `released` would excuse any deletion.
         genuine = latest is not None and latest.fault(keyring) is None
         self.released = latest.released if latest is not None and genuine else None
 
-    def entry(self, sealed: Sealed) -> None:
+    def entry(self, sealed: LinkedEntry) -> None:
         if self.broken is None:
             self.broken = self._entry_fault(sealed)
             self.position, self._head = sealed.position, sealed.link
@@ -270,7 +281,7 @@ class Verifier:
         self.broken = self.broken or self._end_fault()
         return Verdict(self.position, self._last.number if self._last else 0, self.broken, unsealed)
 
-    def _entry_fault(self, sealed: Sealed) -> Break | None:
+    def _entry_fault(self, sealed: LinkedEntry) -> Break | None:
         place = (sealed.position, sealed.run_id, sealed.seq)
         if sealed.position != self.position + 1:
             missing = self.position + 1
@@ -283,11 +294,14 @@ class Verifier:
             return Break(*place, "the entry (or its seal) was changed, moved or put in after it was sealed")
         return self._order_fault(sealed, sealed.entry)
 
-    def _order_fault(self, sealed: Sealed, entry: Mapping[str, Any]) -> Break | None:
-        """A run's entries are numbered without gaps, so one that was lost before it was sealed shows too."""
+    def _order_fault(self, sealed: LinkedEntry, entry: Mapping[str, Any]) -> Break | None:
+        """Check that a run's entries are numbered without gaps.
+
+        This also detects an entry that was lost before it was sealed.
+        """
         before = self._seen.get(sealed.run_id, 0)
         if entry["step"] is None and entry["to_state"] in RUN.terminal:
-            self._seen.pop(sealed.run_id, None)  # so that this holds open runs only, however long the chain
+            self._seen.pop(sealed.run_id, None)  # keep only open runs, however long the chain
         else:
             self._seen[sealed.run_id] = sealed.seq
         if sealed.seq == before + 1:
@@ -332,12 +346,12 @@ class Verifier:
 
 def verify_chain(
     tenant_id: str,
-    sealed: Iterable[Sealed],
+    sealed: Iterable[LinkedEntry],
     checkpoints: Iterable[Checkpoint],
     keyring: Keyring,
     anchors: Iterable[Checkpoint] = (),
 ) -> Verdict:
-    """The whole of a chain that is at hand. A database's is read in pieces: see `engine.audit.verify`."""
+    """Verify a whole chain in memory. A database's chain is read in pieces: see `engine.audit.verify`."""
     signed = list(checkpoints)
     verifier = Verifier(tenant_id, keyring, signed[-1] if signed else None, anchors)
     due = iter([*signed, None])

@@ -1,9 +1,9 @@
-"""Evidence: what happened in one run and who allowed it, in one signed file that can be checked without us.
+"""Evidence: what happened in one run and who allowed it, in one signed file that can be checked offline.
 
 The document is an in-toto statement in canonical JSON (RFC 8785); the file is a DSSE envelope around it, signed with
-Ed25519. It says that values were there, not what they were: inputs and outputs are metadata. The envelope carries the
-public key as a hint, so that the file can be checked with nothing else at hand; what that is worth is another question,
-and the answer says so (`Trust`).
+Ed25519. It proves that values existed, not what they were: inputs and outputs are metadata. The envelope contains the
+public key as a hint, so that the file alone is enough to check the signature. How far to trust that key is a separate
+question, which the result answers (`Trust`).
 """
 
 import base64
@@ -30,7 +30,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 class EvidenceInvalid(Invalid):
-    """The code says what is wrong with the file; the detail says it to people."""
+    """The code classifies the fault for programs; the detail describes it for people."""
 
     title, code = "The evidence cannot be relied on", "EVIDENCE_INVALID"
 
@@ -46,7 +46,7 @@ _DECISION = (
     "step", "tool", "answer", "reason", "rule_ids", "tier", "two_person", "approvers", "policy_version",
     "policy_digest", "action_digest", "at",
 )  # fmt: skip
-# Who asked for what and when; of the action's target and fields only the shape.
+# The requester, the tool and the time; of the action's target and fields only the shape.
 _REQUEST = ("asker", "when", "action.tool", "action.connector", "action.operation", "action.digest", "action.risk")
 _APPROVAL = (
     "id", "kind", "step_key", "step", "status", "tier", "two_person", "rationale", "requested_by", "requested_at",
@@ -75,9 +75,10 @@ def bundle(
     secrets: Collection[str] | Scrubber = (),
     salt: bytes | None = None,
 ) -> dict[str, Any]:
-    """The statement about a run. `entries` is its journal as `chain.leaf` takes it, with `position` where it is sealed.
+    """Return the statement about a run.
 
-    Only fields that are named here get in, so that a new column is not published by being added.
+    `entries` is its journal as `chain.leaf` takes it, with `position` where sealed. Only fields named here are
+    included, so that a new column is never published by accident.
     """
 
     secrets = Scrubber.of(secrets)
@@ -128,7 +129,7 @@ def bundle(
 
 
 def rollup(costs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was spent, per provider and model. Money is written in decimals, as text: sums of floats are not."""
+    """Sum up the costs per provider and model. Money is decimal text, because float sums are not exact."""
     sums: dict[tuple[str, str], list[Any]] = {}
     for cost in costs:
         row = sums.setdefault((str(cost.get("provider") or ""), str(cost.get("model") or "")), [0, 0, 0, Decimal(0)])
@@ -168,7 +169,7 @@ class Trust(Term):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedEnvelope:
     statement: dict[str, Any]
     key: VerifyKey
     trust: Trust
@@ -183,16 +184,16 @@ def seal_envelope(statement: Mapping[str, Any], key: SigningKey) -> bytes:
     signature = {
         "keyid": key.key_id,
         "sig": _b64(key.sign(_signed_bytes(payload))),
-        # Not signed and not to be trusted; it only saves looking for the file.
+        # Not signed and not to be trusted; it only saves looking up the key file.
         "public_key": _b64(key.verify_key.raw),
     }
     return canonical({"payloadType": PAYLOAD_TYPE, "payload": _b64(payload), "signatures": [signature]})
 
 
-def open_envelope(data: bytes, keyring: Keyring | None = None, sha256: str | None = None) -> Opened:
-    """The statement, if no byte of the file was changed. Without a keyring the key inside the file is taken.
+def open_envelope(data: bytes, keyring: Keyring | None = None, sha256: str | None = None) -> OpenedEnvelope:
+    """Return the statement if no byte of the file was changed. Without a keyring, use the key inside the file.
 
-    `sha256` is what somebody recorded of the file when it was stored.
+    `sha256` is the digest that was recorded when the file was stored.
     """
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is not None and digest != sha256:
@@ -212,11 +213,11 @@ def open_envelope(data: bytes, keyring: Keyring | None = None, sha256: str | Non
     statement = _json(payload, "the statement")
     _refuse_rewritten(statement, payload, "the statement")
     _check(statement, keyring or Keyring([key]))
-    return Opened(statement, key, Trust.FIRST_USE if keyring is None else Trust.GIVEN, digest)
+    return OpenedEnvelope(statement, key, Trust.FIRST_USE if keyring is None else Trust.GIVEN, digest)
 
 
 def _signed_bytes(payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: the type is signed with the content."""
+    """Return DSSE's pre-authentication encoding: the type is signed with the content."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
@@ -228,7 +229,10 @@ def _json(data: bytes, what: str) -> Any:
 
 
 def _refuse_rewritten(value: Any, data: bytes, what: str) -> None:
-    """Spaces, another order, a name twice: nothing that changes no meaning may pass unseen either."""
+    """Reject a rewritten document, even if its meaning is the same.
+
+    Examples are extra spaces, another order or a duplicate name.
+    """
     if canonical(value) != data:
         raise EvidenceInvalid(f"{what} was written anew: it is not in canonical form", code="NOT_CANONICAL")
 
@@ -272,8 +276,8 @@ def _check(statement: Any, keyring: Keyring) -> None:
         try:
             checkpoint = Checkpoint.from_dict(fields)
         except (TypeError, KeyError, ValueError) as error:
-            raise EvidenceInvalid(f"one of its checkpoints is none: {error}", code="BAD_CHECKPOINT") from error
-        # One of an older key that is not at hand is covered by the signature of the whole.
+            raise EvidenceInvalid(f"invalid checkpoint: {error}", code="BAD_CHECKPOINT") from error
+        # A checkpoint with an older key that is not in the keyring is covered by the signature of the whole.
         if checkpoint.key_id in keyring and (fault := checkpoint.fault(keyring)):
             raise EvidenceInvalid(fault, code="BAD_CHECKPOINT")
 
@@ -296,29 +300,29 @@ def _unb64(text: str, what: str) -> bytes:
 # ---------------------------------------------------------------- for people
 
 
-class Section(NamedTuple):
-    """A part of a bundle to show: facts by name if there are no `columns`, else a table."""
+class EvidenceSection(NamedTuple):
+    """A part of a bundle to display: facts by name if there are no `columns`, else a table."""
 
     title: str
     rows: list[tuple[str, ...]]
     columns: tuple[str, ...] = ()
 
 
-def describe(statement: Mapping[str, Any]) -> list[Section]:
+def describe(statement: Mapping[str, Any]) -> list[EvidenceSection]:
     told = statement["predicate"]
     run, journal, costs = told["run"], told["journal"], told["costs"]
     places = journal["positions"]
     sections = [
-        Section("Run", [(name, _text(run[name])) for name in _RUN if run.get(name) is not None]),
-        Section("Input", _flat(told["input"])),
-        Section("Output", _flat(told["output"])),
-        Section("Error", _flat(told["error"]) if told["error"] != {"type": "null"} else []),
+        EvidenceSection("Run", [(name, _text(run[name])) for name in _RUN if run.get(name) is not None]),
+        EvidenceSection("Input", _flat(told["input"])),
+        EvidenceSection("Output", _flat(told["output"])),
+        EvidenceSection("Error", _flat(told["error"]) if told["error"] != {"type": "null"} else []),
         _table("Policy decisions", told["decisions"], "step", "answer", "tier", "rule_ids", "reason", "policy_digest"),
         _table("Approvals", told["approvals"], "step_key", "step", "status", "tier", "two_person", "resolved_at"),
         _table("Votes", _votes(told["approvals"]), "approval", "by", "decision", "reason", "at"),
         _table("Receipts", told["receipts"], "step_key", "step", "tool", "status", "idempotency_key", "completed_at"),
         _table("Cost", costs["by_model"], "provider", "model", "calls", "input_tokens", "output_tokens", "cost_usd"),
-        Section(
+        EvidenceSection(
             "Journal",
             [
                 ("entries", _text(journal["entries"])),
@@ -327,7 +331,9 @@ def describe(statement: Mapping[str, Any]) -> list[Section]:
             ],
         ),
         _table("Checkpoints", told["checkpoints"], "number", "position", "head", "at", "key_id"),
-        Section("Made", [("at", told["made_at"]), ("by", told["made_by"]), ("total cost", f"${costs['total_usd']}")]),
+        EvidenceSection(
+            "Made", [("at", told["made_at"]), ("by", told["made_by"]), ("total cost", f"${costs['total_usd']}")]
+        ),
     ]
     return [section for section in sections if section.rows]
 
@@ -340,13 +346,13 @@ def _votes(approvals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _table(title: str, items: Sequence[Mapping[str, Any]], *names: str) -> Section:
+def _table(title: str, items: Sequence[Mapping[str, Any]], *names: str) -> EvidenceSection:
     columns = tuple(name for name in names if any(name in item for item in items))
-    return Section(title, [tuple(_text(item.get(name)) for name in columns) for item in items], columns)
+    return EvidenceSection(title, [tuple(_text(item.get(name)) for name in columns) for item in items], columns)
 
 
 def _flat(value: Any, name: str = "") -> list[tuple[str, ...]]:
-    """Metadata as lines of dotted name and what is known of it."""
+    """Return metadata as lines of a dotted name and its description."""
     if not isinstance(value, Mapping):
         return [(name or "value", _text(value))]
     if isinstance(value.get("type"), str) and value.keys() <= {"type", "size", "length", "hash", "items"}:

@@ -1,4 +1,4 @@
-"""Keys: what checkpoints and evidence are signed with (Ed25519), and what whoever checks them has to hold."""
+"""Keys: the Ed25519 keys that sign checkpoints and evidence, and the public keys that verify them."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,10 @@ class VerifyKey:
 
     @classmethod
     def from_pem(cls, pem: str | bytes) -> "VerifyKey":
-        """A private key is taken too: who points at the wrong one of the two files means the public half."""
+        """Read a public key.
+
+        A private key is accepted too, and its public half is used, in case the wrong file was given.
+        """
         if b"PRIVATE KEY" in _bytes(pem):
             return SigningKey.from_pem(pem).verify_key
         try:
@@ -64,7 +67,7 @@ class VerifyKey:
 
 
 class SigningKey:
-    """The private half. It has no useful repr, so that no log can show it."""
+    """The private half of a key. Its repr reveals nothing, so that no log can show it."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -99,14 +102,14 @@ class SigningKey:
 
 
 class Keyring:
-    """The public keys that are trusted. A key that was rotated out stays here: what it signed stays signed."""
+    """The trusted public keys. A rotated key stays here, because its old signatures stay valid."""
 
     def __init__(self, keys: Iterable[VerifyKey] = ()) -> None:
         self._keys = {key.key_id: key for key in keys}
 
     @classmethod
     def from_pem(cls, *texts: str | bytes) -> "Keyring":
-        """Each text may hold several keys, one block after the other."""
+        """Read keys from texts that may each contain several PEM blocks."""
         return cls(VerifyKey.from_pem(block) for text in texts for block in pem_blocks(text))
 
     def get(self, key_id: str) -> VerifyKey | None:

@@ -1,29 +1,40 @@
-"""Cases: what a policy is meant to answer, written next to it in YAML and checked before it is published.
+"""Cases: expected answers of a policy, written next to it in YAML and checked before publication.
 
 - name: nobody refunds at night
   tool: shop.refund
   input: {amount: 50}             # fields that no rule looks at may be left out
   as: {role: operator}
   at: {hour: 23}
-  expect: deny                    # and, if it matters: tier, two_person, rules
+  expect: deny                    # and, if it matters: rules; for needs_approval also tier, two_person,
+                                  # approvers, reason_required, expires_in, escalate_to, escalate_after
   rules: [freeze]
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.definition.document import Unreadable, read
-from interlock.definition.fault import Faults, TooManyFaults, described, suggestion
-from interlock.definition.section import Section
+from interlock.definition.diagnostics import Faults, TooManyFaults, described, suggestion
+from interlock.definition.document import InvalidDocument, read
+from interlock.definition.mapping_reader import MappingReader
 from interlock.errors import DefinitionInvalid
 from interlock.governance.action import ProposedAction, ToolFacts, propose
-from interlock.governance.decision import NOON, Answer, Asker, Circumstances, Decision
-from interlock.governance.judge import Policy
+from interlock.governance.decision import (
+    NOON,
+    OUTCOME_FIELDS,
+    ApprovalDemand,
+    Asker,
+    Circumstances,
+    Decision,
+    PolicyAnswer,
+)
+from interlock.governance.evaluator import CompiledPolicy
 from interlock.lifecycle import Tier
 from interlock.wire import Role
 
-_KEYS = ("name", "tool", "input", "target", "as", "at", "expect", "tier", "two_person", "rules")
+# What a case may expect of an approval: the fields of an outcome except its answer.
+_ASKED = OUTCOME_FIELDS[1:]
+_KEYS = ("name", "tool", "input", "target", "as", "at", "expect", *_ASKED, "rules")
 
 
 class CasesInvalid(DefinitionInvalid):
@@ -36,26 +47,31 @@ class Case:
     action: ProposedAction
     asker: Asker
     when: Circumstances
-    answer: Answer
-    tier: Tier | None
-    two_person: bool | None
+    answer: PolicyAnswer
+    # Fields of the outcome that the case names, with the expected value; the others may have any value.
+    asked: Mapping[str, Any]
     rules: tuple[str, ...] | None
 
     def __str__(self) -> str:
-        extras = [f"tier {self.tier}"] * bool(self.tier)
-        extras += [] if self.two_person is None else ["two people" if self.two_person else "one person"]
-        extras += [] if self.rules is None else [f"by {', '.join(self.rules) or 'no rule'}"]
-        return f"{self.answer} ({', '.join(extras)})" if extras else str(self.answer)
+        expected = str(ApprovalDemand(self.answer, **self.asked))
+        # An outcome omits what is not asked for, but the case states it explicitly.
+        absent = [f"no {name}" for name, value in self.asked.items() if not value]
+        by = [] if self.rules is None else [f"by rule {', '.join(self.rules)}" if self.rules else "by no rule"]
+        return "; ".join([expected, *absent, *by])
 
     def is_met_by(self, decision: Decision) -> bool:
-        # What fails while it is evaluated is a denial, but not the one that was meant.
+        # A failed evaluation is a denial, but not the expected one.
         return (
             not decision.errors
             and decision.answer == self.answer
-            and self.tier in (None, decision.tier)
-            and self.two_person in (None, decision.two_person)
+            and all(_same(value, getattr(decision, name)) for name, value in self.asked.items())
             and (self.rules is None or set(self.rules) == set(decision.rule_ids))
         )
+
+
+def _same(expected: Any, found: Any) -> bool:
+    """Compare values. Groups are a set: their order does not matter."""
+    return set(expected) == set(found) if isinstance(expected, tuple) else bool(expected == found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +83,26 @@ class CaseResult:
     why: str
 
 
-def run_cases(policy: Policy, yaml_text: str, tools: Iterable[ToolFacts], *, file: str = "cases") -> list[CaseResult]:
-    """CasesInvalid with everything that is wrong in the file; a case that the policy fails is a result."""
+def run_cases(
+    policy: CompiledPolicy, yaml_text: str, tools: Iterable[ToolFacts], *, file: str = "cases"
+) -> list[CaseResult]:
+    """Return a result for each case. Raise CasesInvalid with every mistake in the file."""
     return [_result(case, policy) for case in read_cases(policy, yaml_text, tools, file=file)]
 
 
-def _result(case: Case, policy: Policy) -> CaseResult:
+def _result(case: Case, policy: CompiledPolicy) -> CaseResult:
     decision = policy.decide(case.action, case.asker, case.when)
     by = f" by {', '.join(decision.rule_ids)}" if decision.rule_ids else ""
     return CaseResult(case.name, case.is_met_by(decision), str(case), f"{decision.outcome}{by}", decision.reason)
 
 
-def read_cases(policy: Policy, yaml_text: str, tools: Iterable[ToolFacts], *, file: str) -> list[Case]:
+def read_cases(policy: CompiledPolicy, yaml_text: str, tools: Iterable[ToolFacts], *, file: str) -> list[Case]:
     faults = Faults(file)
     try:
         document = read(yaml_text, faults)
         faults.lines = document.lines
-        cases = _cases(document.value, _Reader(policy, {tool.name: tool for tool in tools}, faults), faults)
-    except Unreadable as stopped:
+        cases = _cases(document.value, _CaseReader(policy, {tool.name: tool for tool in tools}, faults), faults)
+    except InvalidDocument as stopped:
         faults.add(stopped.path, stopped.message, line=stopped.line)
     except TooManyFaults:
         pass
@@ -93,7 +111,7 @@ def read_cases(policy: Policy, yaml_text: str, tools: Iterable[ToolFacts], *, fi
     return cases
 
 
-def _cases(value: Any, reader: "_Reader", faults: Faults) -> list[Case]:
+def _cases(value: Any, reader: "_CaseReader", faults: Faults) -> list[Case]:
     if not isinstance(value, list) or not value:
         faults.add((), f"expected a list of cases, each beginning with `- name:`, found {described(value)}")
         return []
@@ -101,22 +119,31 @@ def _cases(value: Any, reader: "_Reader", faults: Faults) -> list[Case]:
     return [case for case in read if case is not None]
 
 
-class _Reader:
-    def __init__(self, policy: Policy, tools: Mapping[str, ToolFacts], faults: Faults) -> None:
+class _CaseReader:
+    def __init__(self, policy: CompiledPolicy, tools: Mapping[str, ToolFacts], faults: Faults) -> None:
         self._policy, self._tools, self._faults = policy, tools, faults
+        self._asked: Mapping[str, Callable[[MappingReader, str], Any]] = {
+            "tier": lambda section, key: section.choice(key, Tier, Tier.LOW),
+            "two_person": MappingReader.flag,
+            "approvers": self._words,
+            "reason_required": MappingReader.flag,
+            "expires_in": lambda section, key: section.duration(key, 0),
+            "escalate_to": self._words,
+            "escalate_after": lambda section, key: section.duration(key, 0),
+        }
 
     def case(self, item: Any, position: int) -> Case | None:
         if not isinstance(item, Mapping):
             self._faults.add((position,), f"expected a case such as {{tool: …, expect: deny}}, found {described(item)}")
             return None
-        section = Section(item, (position,), self._faults)
+        section = MappingReader(item, (position,), self._faults)
         section.only(_KEYS)
         action = self._action(section)
         if not section.has("expect"):
-            section.expected("expect", "one of " + ", ".join(Answer))
-        answer = section.choice("expect", Answer, Answer.DENY)
-        if answer != Answer.NEEDS_APPROVAL and (section.has("tier") or section.has("two_person")):
-            section.fault("expect", f"tier and two_person belong to needs_approval, not to {answer}")
+            section.expected("expect", "one of " + ", ".join(PolicyAnswer))
+        answer = section.choice("expect", PolicyAnswer, PolicyAnswer.DENY)
+        if answer != PolicyAnswer.NEEDS_APPROVAL and (named := [name for name in _ASKED if section.has(name)]):
+            section.fault("expect", f"{named[0]} belongs to needs_approval, not to {answer}")
         asker, when = self._asker(section), self._when(section)
         if action is None:
             return None
@@ -126,12 +153,11 @@ class _Reader:
             asker=asker,
             when=when,
             answer=answer,
-            tier=section.choice("tier", Tier, Tier.LOW) if section.has("tier") else None,
-            two_person=section.flag("two_person") if section.has("two_person") else None,
+            asked={name: read(section, name) for name, read in self._asked.items() if section.has(name)},
             rules=self._words(section, "rules") if section.has("rules") else None,
         )
 
-    def _action(self, section: Section) -> ProposedAction | None:
+    def _action(self, section: MappingReader) -> ProposedAction | None:
         name = section.text("tool")
         facts = self._tools.get(name)
         if facts is None:
@@ -144,14 +170,14 @@ class _Reader:
         fields = dict(given) if entry is None else entry.input.completed(given, self._policy.looked_at)
         return propose(facts, fields, section.text("target") if section.has("target") else None)
 
-    def _asker(self, section: Section) -> Asker:
+    def _asker(self, section: MappingReader) -> Asker:
         who = section.section("as", "{role: operator}")
         who.only(("id", "role", "groups", "tenant"))
         groups = self._words(who, "groups") if who.has("groups") else ()
         role = who.choice("role", Role, Role.OPERATOR)
         return Asker(who.text("id", "somebody"), str(role), groups, who.text("tenant", "default"))
 
-    def _when(self, section: Section) -> Circumstances:
+    def _when(self, section: MappingReader) -> Circumstances:
         at = section.section("at", "{hour: 23}")
         at.only(("hour", "weekday", "workflow", "workspace", "auto_approve", "step"))
         return Circumstances(
@@ -164,7 +190,7 @@ class _Reader:
             step=at.text("step", NOON.step),
         )
 
-    def _words(self, section: Section, key: str) -> tuple[str, ...]:
+    def _words(self, section: MappingReader, key: str) -> tuple[str, ...]:
         items = section.items(key, "names")
         if not all(isinstance(item, str) for item in items):
             section.expected(key, "a list of names")

@@ -1,14 +1,14 @@
-"""Rules: what the annotations of a policy say, and everything that is wrong with a policy, each with its line.
+"""Rules: the meaning of a policy's annotations, and every mistake in a policy with its line.
 
 @id("large")                  names the rule; every rule has one
-@decision("needs_approval")   or "allow", which a permit means without it
-@tier("high")                 low, med or high; without it the tool's own risk
+@decision("needs_approval")   or "allow", the default for a permit
+@tier("high")                 low, med or high; the default is the tool's own risk
 @two_person("true")           two different people have to approve
-@approvers("finance,legal")   only members of one of these groups may
-@reason_required("true")      who approves has to say why
-@expires_in("4h")             how long the question stands
+@approvers("finance,legal")   only members of one of these groups may approve
+@reason_required("true")      the approver has to give a reason
+@expires_in("4h")             how long the approval can be decided
 @escalate_to("managers") @escalate_after("30m")
-@reason("…")                  what people read; also on a forbid
+@reason("…")                  the explanation for people; also on a forbid
 """
 
 import re
@@ -18,14 +18,14 @@ from typing import Any
 
 from cedarpy import PolicySet, Schema, pst, validate_policies
 
+from interlock.definition.diagnostics import Fault, Faults, TooManyFaults, suggestion
 from interlock.definition.duration import parse_duration
-from interlock.definition.fault import Fault, Faults, TooManyFaults, suggestion
 from interlock.errors import DefinitionInvalid
 from interlock.governance.policy_schema import Vocabulary
-from interlock.governance.policy_text import MOST_BYTES, MOST_RULES, Statement, statements
+from interlock.governance.source_scan import MOST_BYTES, MOST_RULES, PolicyStatement, statements
 from interlock.lifecycle import Tier
 
-# What a caller sends through us on purpose; all else that goes wrong inside is an answer: no.
+# Exceptions that a caller raises through us on purpose. Any other exception is a denial.
 PASSING_ON = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 EMPTY = "an empty policy denies everything; write at least one permit, or keep the default"
@@ -54,7 +54,7 @@ class Rule:
 
 @dataclass(slots=True)
 class Reading:
-    """A policy that was read: its rules by Cedar's own ids, and its faults by what they mean for a stored policy."""
+    """A parsed policy: its rules by Cedar's ids, and its faults, split by their effect on a stored policy."""
 
     file: str
     policy_set: PolicySet | None = None
@@ -63,8 +63,9 @@ class Reading:
     rules: dict[str, Rule] = field(default_factory=dict)
     nodes: Mapping[str, pst.Template] = field(default_factory=dict)
     looked_at: frozenset[str] = frozenset()
-    broken: Faults = field(init=False)  # nothing may be decided with it
-    doubtful: Faults = field(init=False)  # a stored policy goes on: these rules ask for approval, or never apply here
+    broken: Faults = field(init=False)  # the policy cannot decide anything
+    # a stored policy stays in use: these rules ask for approval, or never apply here
+    doubtful: Faults = field(init=False)
 
     def __post_init__(self) -> None:
         self.broken, self.doubtful = Faults(self.file), Faults(self.file)
@@ -107,7 +108,7 @@ def _read(text: str, tools: Iterable[Any], reading: Reading) -> None:
     _validate(text, nodes.static_policies, at, reading)
 
 
-def _written(text: str, broken: Faults) -> list[Statement]:
+def _written(text: str, broken: Faults) -> list[PolicyStatement]:
     if len(text.encode(errors="replace")) > MOST_BYTES:
         broken.add((), f"it is larger than {MOST_BYTES >> 10} KiB")
         return []
@@ -123,7 +124,7 @@ def _written(text: str, broken: Faults) -> list[Statement]:
     return written
 
 
-def _note_grammar(written: list[Statement], message: str, broken: Faults) -> None:
+def _note_grammar(written: list[PolicyStatement], message: str, broken: Faults) -> None:
     for statement in written:
         mistake = statement.mistake()
         if mistake is not None:
@@ -133,7 +134,7 @@ def _note_grammar(written: list[Statement], message: str, broken: Faults) -> Non
 
 
 def may_apply(node: pst.Template, name: str, groups: Iterable[str]) -> bool:
-    """Whether a rule could have a say about this tool, by its action alone. What is not understood could."""
+    """Return True if the rule may apply to this tool, judged by its action alone. An unknown form may apply."""
     match node.action:
         case pst.ActionEq(entity):
             return bool(entity.id == name)
@@ -144,7 +145,7 @@ def may_apply(node: pst.Template, name: str, groups: Iterable[str]) -> bool:
 
 
 def is_for_all(node: pst.Template) -> bool:
-    """For everybody, everywhere and always."""
+    """Return True if the rule applies to everyone, everywhere and always."""
     anybody = isinstance(node.principal, pst.ScopeAny) and isinstance(node.resource, pst.ScopeAny)
     return anybody and not node.clauses
 
@@ -152,7 +153,7 @@ def is_for_all(node: pst.Template) -> bool:
 # ---------------------------------------------------------------- annotations
 
 
-def _read_rules(policies: Mapping[str, pst.Template], at: Mapping[str, Statement], reading: Reading) -> None:
+def _read_rules(policies: Mapping[str, pst.Template], at: Mapping[str, PolicyStatement], reading: Reading) -> None:
     lines: dict[str, int] = {}
     for key in sorted(policies, key=_position):
         statement = at[key]
@@ -166,7 +167,7 @@ def _read_rules(policies: Mapping[str, pst.Template], at: Mapping[str, Statement
         reading.rules[key] = _rule(name or key, policies[key].effect == "permit", notes, statement, reading.doubtful)
 
 
-def _rule(name: str, permits: bool, notes: dict[str, str], statement: Statement, doubtful: Faults) -> Rule:
+def _rule(name: str, permits: bool, notes: dict[str, str], statement: PolicyStatement, doubtful: Faults) -> Rule:
     read: dict[str, Any] = {}
     mistakes = []
     for note, text in notes.items():
@@ -184,7 +185,7 @@ def _rule(name: str, permits: bool, notes: dict[str, str], statement: Statement,
     for line, message in mistakes:
         doubtful.add((name,), message, line=line)
     if mistakes and permits:
-        # Somebody wanted something here that we do not understand: let people decide.
+        # The author wanted a restriction that we do not understand: ask for approval.
         read |= {"asks": True, "tier": Tier.HIGH}
     return Rule(id=name, permits=permits, **read)
 
@@ -254,7 +255,9 @@ _ONLY_WHEN_ASKING = frozenset(_ANNOTATIONS) - {"decision", "reason"}
 # ---------------------------------------------------------------- against the tools
 
 
-def _validate(text: str, policies: Mapping[str, pst.Template], at: Mapping[str, Statement], reading: Reading) -> None:
+def _validate(
+    text: str, policies: Mapping[str, pst.Template], at: Mapping[str, PolicyStatement], reading: Reading
+) -> None:
     actions = reading.vocabulary.actions()
     assert reading.schema is not None
     unknown = {key: _unknown_actions(node, actions) for key, node in policies.items()}
@@ -262,7 +265,7 @@ def _validate(text: str, policies: Mapping[str, pst.Template], at: Mapping[str, 
         for name in sorted(names):
             message = reading.vocabulary.refused.get(name) or f"no tool or group is called `{name}`"
             message += suggestion(name, actions) if name not in reading.vocabulary.refused else ""
-            # A stored policy may speak of tools that this process does not have: their rules never apply here.
+            # A stored policy may name tools that this process does not have; such rules never apply here.
             reading.doubtful.add((reading.rules[key].id,), message, line=at[key].line_of(f'"{name}"'))
     for error in validate_policies(text, reading.schema).errors:
         message = re.sub(r"^for policy `\w+`, ", "", error.error)
@@ -283,7 +286,7 @@ def _unknown_actions(node: pst.Template, known: frozenset[str]) -> frozenset[str
 
 
 def _is_idle(node: pst.Template, vocabulary: Vocabulary) -> bool:
-    """Whether it speaks of tools only that may come later."""
+    """Return True if the rule names only groups that have no tools yet."""
     match node.action:
         case pst.ActionEq(entity):
             named = {entity.id}
@@ -294,8 +297,11 @@ def _is_idle(node: pst.Template, vocabulary: Vocabulary) -> bool:
     return named <= vocabulary.idle()
 
 
-def _note_misspelt(policies: Mapping[str, pst.Template], at: Mapping[str, Statement], reading: Reading) -> None:
-    """`context.input has amout` is false for ever and right for Cedar; in a forbid it would be a hole."""
+def _note_misspelt(policies: Mapping[str, pst.Template], at: Mapping[str, PolicyStatement], reading: Reading) -> None:
+    """Report unknown attributes.
+
+    `context.input has amout` is valid Cedar and always false; in a forbid it would be a hole.
+    """
     names = reading.vocabulary.names()
     for key, node in policies.items():
         for name in sorted(frozenset(attributes([node])) - names):
@@ -307,6 +313,8 @@ def attributes(nodes: Iterable[Any]) -> Iterator[str]:
     stack: list[Any] = list(nodes)
     while stack:
         node = stack.pop()
+        if isinstance(node, pst.Like):
+            node = node.base  # its pattern has a node for each character, and no attributes
         match node:
             case pst.GetAttr():
                 yield node.attr
@@ -328,7 +336,7 @@ _MISSING = re.compile(r"attribute `(.+?)` in context for Action::\"(.+?)\" not f
 
 
 def explained(message: str, vocabulary: Vocabulary) -> str:
-    """Cedar's words with what would be right."""
+    """Return Cedar's message with the correction."""
     if found := _OPTIONAL.match(message):
         path, tool = found.groups()
         owner, _, name = f"context.{path}".rpartition(".")

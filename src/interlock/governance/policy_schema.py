@@ -1,9 +1,10 @@
-"""The vocabulary of a policy: one Cedar action per tool, so that a rule that names what does not exist is refused.
+"""The vocabulary of a policy: one Cedar action per tool, so that a rule with an unknown name is rejected.
 
 principal   Actor::"<who started the run>", with role and tenant; `principal in Group::"finance"`
 action      Action::"shop.refund", in the groups Action::"read" or Action::"write" and Action::"shop"
 resource    Env::"<workspace>"
-context     input (what the tool is called with), target, risk, hour, weekday, workflow, step, auto_approve
+context     input (the tool's arguments), target, risk, hour, weekday, workflow, step, auto_approve,
+            secrets (the names of those that the input refers to)
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.governance.action import ToolFacts
-from interlock.governance.shape import Record, input_shape, quoted
+from interlock.governance.cedar_types import Record, input_shape, quoted
 
 READ, WRITE = "read", "write"
 
@@ -23,12 +24,13 @@ CONTEXT = {
     "workflow": "String",
     "step": "String",
     "auto_approve": "Bool",
+    "secrets": "Set<String>",
 }
 ACTOR = {"role": "String", "tenant": "String"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SchemaEntry:
     """A tool that a policy can judge."""
 
     facts: ToolFacts
@@ -42,8 +44,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    entries: Mapping[str, Entry]
-    refused: Mapping[str, str]  # tools that no policy can judge, each with why
+    entries: Mapping[str, SchemaEntry]
+    refused: Mapping[str, str]  # tools that no policy can judge, each with the reason
 
     @classmethod
     def of(cls, tools: Iterable[ToolFacts], looked_at: frozenset[str] | None = None) -> "Vocabulary":
@@ -58,7 +60,7 @@ class Vocabulary:
             elif shape is None:
                 refused[name] = f"{name} has no input schema, so no policy can judge it: declare its parameters"
             else:
-                entries[name] = Entry(by_name[name], shape)
+                entries[name] = SchemaEntry(by_name[name], shape)
         return cls(entries, refused)
 
     def actions(self) -> frozenset[str]:
@@ -66,11 +68,11 @@ class Vocabulary:
         return frozenset({READ, WRITE, *self.entries, *groups})
 
     def idle(self) -> frozenset[str]:
-        """Groups that no tool is in yet. A rule about reads is right before the first tool that reads."""
+        """Return the groups without tools. A rule about reads is valid before the first tool that reads exists."""
         return frozenset({READ, WRITE}) - {group for entry in self.entries.values() for group in entry.groups}
 
     def names(self) -> frozenset[str]:
-        """Every attribute that any rule could ask for."""
+        """Return every attribute that a rule may use."""
         inputs = (name for entry in self.entries.values() for name in entry.input.every_name())
         return frozenset({"input", *(name.rstrip("?") for name in CONTEXT), *ACTOR, *inputs})
 
@@ -91,7 +93,10 @@ def cedar_schema(tools: Iterable[ToolFacts]) -> str:
 
 
 def _clash(tool: ToolFacts, connectors: set[str]) -> str | None:
-    """A name that is also a group's would pull other tools into that group, a write in among the reads."""
+    """Return why the name is invalid, or None.
+
+    A tool named like a group would pull other tools into that group, such as a write into the reads.
+    """
     if tool.connector in (READ, WRITE):
         return (
             f"{tool.name} cannot be judged: {READ} and {WRITE} are groups of a policy, so no connector is called that"
@@ -101,7 +106,7 @@ def _clash(tool: ToolFacts, connectors: set[str]) -> str | None:
     return None
 
 
-def _action(name: str, entry: Entry) -> str:
+def _action(name: str, entry: SchemaEntry) -> str:
     groups = ", ".join(f"Action::{quoted(group)}" for group in entry.groups)
     context = _record({"input": entry.input.cedar, **CONTEXT})
     applies = f"{{principal: [Actor], resource: [Env], context: {context}}}"

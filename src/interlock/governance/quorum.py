@@ -1,10 +1,11 @@
-"""Quorum: who may decide on an approval, and when it is decided. The only place that says so.
+"""Quorum: which people can decide on an approval, and when it is decided. These rules exist only here.
 
-In code and never in policy: who asked for an action cannot approve it, approvers are distinct people, agents never
-approve (their role has no such permission), and an answer given in advance never satisfies `high` or two people.
+They are code and never policy: the requester of an action cannot approve it, approvers are distinct people, agents
+never approve (their role lacks the permission), and a grant or `auto_approve` never satisfies `high` or two people.
 
-In a session it is the agent that comes up with an action. Whoever talks to it may confirm what is not `high`, if the
-policy asks for one person and does not say who.
+In a session the agent proposes the action. The person in the session may confirm an action that is not `high`, if the
+policy asks for one person and names no group. If a person changed the action, another person confirms it: either of two
+people can therefore finish what the other one changed.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,10 +16,10 @@ from interlock.lifecycle import ApprovalEvent, Tier
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`is_action`: about an effect, not only a gate in a workflow. `askers`: who asked for it.
+    """`is_action`: about an effect, not only an approval gate in a workflow. `askers`: the people who requested it.
 
-    `editors`: who changed it meanwhile, and so asked for what it is now.
-    `by_agent`: the asker's agent came up with it, in their own session, and nobody has changed it since.
+    `editors`: the people that edited the action, the latest last.
+    `by_agent`: an agent proposed the action in a session of the requester.
     """
 
     tier: Tier
@@ -28,12 +29,12 @@ class Question:
     by_agent: bool = False
     groups: frozenset[str] = field(default_factory=frozenset)
     reason_required: bool = False
-    editors: frozenset[str] = field(default_factory=frozenset)
+    editors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a rule asks of a yes. `approvers` are groups; none means anybody who may approve."""
+    """What a rule requires of an approval. `approvers` are groups; empty means every key that may approve."""
 
     tier: Tier
     two_person: bool
@@ -41,7 +42,7 @@ class Demand:
     reason_required: bool
 
     def covers(self, other: "Demand") -> bool:
-        """A yes to this is one to the other too: no less was asked of whoever gave it."""
+        """Return True if an approval under this demand also satisfies the other, which requires no more."""
         tiers = list(Tier)
         return (
             tiers.index(self.tier) >= tiers.index(other.tier)
@@ -52,7 +53,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
+class CastVote:
     voter: str
     approves: bool
 
@@ -65,42 +66,52 @@ class Refusal:
 
 def refusal(
     question: Question,
-    votes: Sequence[Vote],
+    votes: Sequence[CastVote],
     voter: str,
     groups: Collection[str],
     *,
     approves: bool,
     reason: str | None,
 ) -> Refusal | None:
-    """Why this voter's vote does not count, or None. Whoever may decide may also say no to their own request."""
+    """Return why this voter's vote does not count, or None.
+
+    A person may always reject their own request, if they may decide.
+    """
     if question.groups and not question.groups & set(groups):
         return Refusal("NOT_AN_APPROVER", f"only {' or '.join(sorted(question.groups))} may decide this")
     if question.reason_required and not reason:
         return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter in question.askers | question.editors and _needs_another(question):
-        did = "asked for it" if voter in question.askers else "changed it"
+    if voter in _authors(question):
+        did = "changed it" if voter in question.editors else "asked for it"
         return Refusal("SELF_APPROVAL", f"who {did} cannot approve it: another person has to")
     if any(vote.voter == voter for vote in votes):
-        return Refusal("ALREADY_VOTED", "you have voted; a second person has to approve too")
+        return Refusal("ALREADY_VOTED", "Your vote is already recorded. One more approver is needed.")
     return None
 
 
-def _needs_another(question: Question) -> bool:
-    """Whether a yes of the asker's own would be no second pair of eyes."""
-    is_own = question.is_action and not (question.by_agent and not question.groups)
-    return is_own or question.two_person or question.tier == Tier.HIGH
+def _authors(question: Question) -> Collection[str]:
+    """Return the people who cannot approve because they requested or changed the action."""
+    is_strict = question.two_person or question.tier == Tier.HIGH
+    if question.by_agent and not question.groups and not is_strict:
+        return question.editors[-1:]
+    return question.askers.union(question.editors) if question.is_action or is_strict else ()
 
 
-def outcome(question: Question, votes: Sequence[Vote]) -> ApprovalEvent | None:
-    """One vote against ends it; it needs one distinct person in favour, or two."""
+def outcome(question: Question, votes: Sequence[CastVote]) -> ApprovalEvent | None:
+    """Return the decision, if there is one. One vote against rejects; one distinct approver, or two, approve."""
     if any(not vote.approves for vote in votes):
         return ApprovalEvent.REJECT
-    in_favour = {vote.voter for vote in votes}
-    return ApprovalEvent.APPROVE if len(in_favour) >= (2 if question.two_person else 1) else None
+    return ApprovalEvent.APPROVE if missing(question, votes) == 0 else None
+
+
+def missing(question: Question, votes: Sequence[CastVote]) -> int:
+    """Return how many people still have to approve."""
+    in_favour = {vote.voter for vote in votes if vote.approves}
+    return max(0, (2 if question.two_person else 1) - len(in_favour))
 
 
 def in_advance(tier: Tier, *, two_person: bool) -> bool:
-    """Whether a standing grant or `auto_approve` may answer."""
+    """Return True if a grant or `auto_approve` may answer."""
     return tier != Tier.HIGH and not two_person

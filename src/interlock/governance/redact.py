@@ -1,4 +1,4 @@
-"""Redaction: what may be kept of a value that must not be kept, and secrets taken out of what is.
+"""Redaction: metadata for values that must not be stored, and removal of secrets from values that are.
 
 Metadata keeps a request's shape and not its values: `{"amount": 250, "note": "ring twice"}` becomes
 
@@ -22,7 +22,7 @@ from interlock.governance.canonical import canonical
 T = TypeVar("T")
 
 MARK = "[secret]"
-# Shorter ones would be found everywhere; whoever stores secrets refuses them.
+# Shorter ones would match everywhere; the secret store rejects them.
 SHORTEST_SECRET = 4
 
 _DEEPEST = 8
@@ -38,17 +38,22 @@ _LARGEST_KEPT = 2000
 def metadata(
     value: Any, allow: Collection[str] = (), secrets: "Collection[str] | Scrubber" = (), salt: bytes | None = None
 ) -> Any:
-    """The value's shape, sizes and hashes. `allow` has dotted names ("customer.country"); lists add nothing to a name.
+    """Return the value's shape, sizes and hashes.
 
-    Hashes tell whether two values were the same. A plain hash would also tell the value: there are few amounts and few
-    postcodes, and all can be tried. So they are keyed with a `salt` that readers of the metadata do not have, one per
-    tenant so that tenants cannot be compared; without one there are none.
+    `allow` has dotted names ("customer.country"); list indexes are not part of a name.
+
+    Hashes show whether two values are equal. Plain hashes could be reversed by trying all amounts or postcodes. They
+    are therefore keyed with a `salt` that readers of the metadata do not have. Each tenant has another salt, so that
+    hashes of tenants cannot be compared. Without a salt there are no hashes.
     """
     return _Describer(frozenset(allow), Scrubber.of(secrets), salt).describe(value, (), 0)
 
 
 def tenant_salt(master: bytes, tenant_id: object) -> bytes:
-    """A tenant's salt from one secret of the installation: nothing to store, and useless for any other tenant."""
+    """Derive a tenant's salt from the installation's master secret.
+
+    The salt need not be stored, and is useless for any other tenant.
+    """
     return hmac.digest(master, f"interlock metadata {tenant_id}".encode(), "sha256")
 
 
@@ -96,7 +101,7 @@ class _Describer:
             case bool():
                 return {"type": "boolean"}
             case _ if self._scrubber.finds(value):
-                # Not even its length.
+                # Omit even its length.
                 return {"type": "secret"}
             case int() | float():
                 return {"type": "number", **self._hash(value)}
@@ -117,12 +122,12 @@ class _Describer:
 
 
 def scrub(value: T, secrets: "Collection[str] | Scrubber") -> T:
-    """The value with every secret in it replaced, however it was written down. Numbers that are one become the mark."""
+    """Return the value with every secret replaced, in any encoding. A number that is a secret becomes the mark."""
     return Scrubber.of(secrets).scrub(value)
 
 
 class Scrubber:
-    """For many values and the same secrets: making one takes longer than using it."""
+    """Replaces the same secrets in many values. Building a scrubber takes longer than using it."""
 
     @classmethod
     def of(cls, secrets: "Collection[str] | Scrubber") -> "Scrubber":
@@ -132,9 +137,9 @@ class Scrubber:
         known = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
         whole = {form for secret in known for form in _forms(secret)}
         parts = {part for secret in known for part in _inside_base64(secret.encode(errors="surrogatepass"))}
-        # The longest first: a part must not be replaced where the whole stands.
+        # Longest first, so that a part is not replaced inside the whole.
         words = [re.escape(word) for word in sorted(whole | parts, key=lambda word: (-len(word), word))]
-        # The characters next to a part hold bits of it too. Looking for those as well would take twenty times as long,
+        # The characters next to a part contain bits of it too. Searching for those as well takes twenty times as long,
         # so it is done only where there is something to replace.
         partial = {re.escape(part) for part in parts}
         edges = [rf"[\w+/-]?{word}[\w+/-]?={{0,2}}" if word in partial else word for word in words]
@@ -177,7 +182,7 @@ class Scrubber:
             case list() | tuple() | set() | frozenset():
                 return type(value)(self._scrub(item) for item in value)
             case BaseException():
-                # Its text: an exception of the same type may not take one argument.
+                # Return its text: an exception of the same type may not accept one argument.
                 return self._replace(str(value))
             case _:
                 return value
@@ -198,7 +203,7 @@ def _as_bytes(text: str) -> bytes:
 
 def _forms(secret: str) -> Iterable[str]:
     stripped = secret.strip()
-    # A key file is often shown line by line.
+    # Key files are often displayed line by line.
     lines = [line for line in secret.splitlines() if len(line) >= 16]
     for text in {secret, stripped if len(stripped) >= SHORTEST_SECRET else secret, *lines}:
         raw = text.encode(errors="surrogatepass")
@@ -214,14 +219,14 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 def _inside_base64(raw: bytes) -> Iterable[str]:
-    """As part of something longer, "Basic base64(user:secret)" above all: three ways, by where it begins.
+    """Yield the secret's base64 inside a longer text, such as "Basic base64(user:secret)", for each of three offsets.
 
-    The characters at either end hold bits of the neighbours too; these are the ones between, which do not depend on
-    them.
+    The characters at either end contain bits of the neighbours too. These are the characters between, which do not
+    depend on them.
     """
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + raw)
         own = encoded[-(-offset * 8 // 6) : (offset + len(raw)) * 8 // 6].decode()
-        # Few characters would be found by chance; so short a secret is found where it is encoded alone.
+        # Fewer characters would match by chance. A secret this short is found only where it is encoded alone.
         if len(own) >= 8:
             yield from (own, own.translate(str.maketrans("+/", "-_")))

@@ -1,4 +1,4 @@
-"""Roles: what a key may do at all. One table for the API, the CLI and everything else."""
+"""Roles: what a key may do. The API, the CLI and all other parts use this table."""
 
 from interlock.lifecycle import Term
 from interlock.wire import Role
@@ -17,7 +17,7 @@ class Permission(Term):
 
 P = Permission
 
-# An agent may ask and look; it can never approve, nor say that something happened which a run waits for.
+# An agent may start runs and read. It can never approve, nor send an event that a run waits for.
 MAY: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({P.READ}),
     Role.OPERATOR: frozenset({P.READ, P.START, P.STOP, P.TELL, P.DEFINE, P.SUPERVISE}),

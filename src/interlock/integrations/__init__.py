@@ -1,4 +1,4 @@
-"""Integrations: how what happens here is told to others."""
+"""Integrations: deliver Interlock's events to other systems."""
 
 from interlock.integrations.outbox import Dispatcher, deliver_forever, use_settings
 

@@ -1,4 +1,4 @@
-"""The dispatcher: takes what is due out of the outbox, sends it, and says what became of it."""
+"""The dispatcher: claims due messages from the outbox, sends them, and records the result."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from interlock.engine import outbox
-from interlock.engine.outbox import Delivered, Message, Undelivered
+from interlock.engine.outbox import Delivered, OutboxMessage, Undelivered
 from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Unavailable
 from interlock.integrations.webhooks import WebhookSender
@@ -16,26 +16,26 @@ from interlock.settings import Settings
 from interlock.store.notify import OUTBOX, Listener
 from interlock.store.pool import TRANSIENT, Database, Tx
 from interlock.telemetry import log
-from interlock.waiting import either
+from interlock.timeouts import wait_for_event
 
 _MOST_BUSY = 100
 
 
 class Sender(Protocol):
-    """`one_by_one`: messages to a destination follow each other, and stop when it has had enough."""
+    """Sends messages. `one_by_one`: messages to a destination are sent in sequence, until it asks for a pause."""
 
     one_by_one: bool
 
-    async def send(self, message: Message) -> Delivered | Undelivered: ...
+    async def send(self, message: OutboxMessage) -> Delivered | Undelivered: ...
 
     async def close(self) -> None: ...
 
 
 def senders_for(database: Database, settings: Settings) -> dict[str, Sender]:
-    """A process without Slack's token leaves Slack's messages to one that has it."""
+    """Return the senders of this process. Without Slack's token it leaves Slack messages to a process that has it."""
     senders: dict[str, Sender] = {"webhook": WebhookSender(database, settings)}
     if settings.slack_token is not None:
-        # Here, because it is a second's worth of imports that most servers have no use for.
+        # Imported here, because it takes a second and most servers do not use it.
         from interlock.integrations.slack import SlackSender
 
         senders["slack"] = SlackSender(database, settings)
@@ -43,7 +43,10 @@ def senders_for(database: Database, settings: Settings) -> dict[str, Sender]:
 
 
 class Dispatcher:
-    """Any number may run at once: a claimed message is another's only when its sender has been silent for minutes."""
+    """Delivers due messages.
+
+    Dispatchers may run concurrently: a claimed message becomes free only after its sender was silent for minutes.
+    """
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
@@ -52,7 +55,7 @@ class Dispatcher:
         self.wake = asyncio.Event()
 
     async def deliver_due(self) -> int:
-        """Everything that is due, to its end. Returns how many messages were tried."""
+        """Deliver everything that is due. Return how many messages were tried."""
         total = 0
         while taken := await self.take():
             total += taken
@@ -60,10 +63,10 @@ class Dispatcher:
         return total
 
     async def take(self) -> int:
-        """Claim for destinations that nothing is being sent to; each gets a task of its own."""
+        """Claim messages for idle destinations; each destination gets its own task."""
         if len(self._busy) >= _MOST_BUSY:
             return 0
-        batches: dict[UUID, list[Message]] = defaultdict(list)
+        batches: dict[UUID, list[OutboxMessage]] = defaultdict(list)
         messages = await outbox.claim(self._database, list(self._senders), busy=self._busy)
         for message in messages:
             batches[message.destination_id].append(message)
@@ -79,9 +82,9 @@ class Dispatcher:
         for sender in self._senders.values():
             await sender.close()
 
-    async def _serve(self, destination: UUID, batch: list[Message]) -> None:
+    async def _serve(self, destination: UUID, batch: list[OutboxMessage]) -> None:
         try:
-            with _logged():
+            with _logged_delivery():
                 if self._senders[batch[0].channel].one_by_one:
                     await self._one_by_one(batch)
                 else:
@@ -90,25 +93,25 @@ class Dispatcher:
             del self._busy[destination]
             self.wake.set()
 
-    async def _one_by_one(self, batch: list[Message]) -> None:
+    async def _one_by_one(self, batch: list[OutboxMessage]) -> None:
         for place, message in enumerate(batch, 1):
             pause = await self._deliver(message)
             if pause and batch[place:]:
                 await outbox.put_off(self._database, batch[place:], pause)
                 return
 
-    async def _side_by_side(self, batch: list[Message]) -> None:
+    async def _side_by_side(self, batch: list[OutboxMessage]) -> None:
         ends = await asyncio.gather(*(self._deliver(message) for message in batch), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
 
-    async def _deliver(self, message: Message) -> float:
-        """Returns how long the destination is better left alone."""
+    async def _deliver(self, message: OutboxMessage) -> float:
+        """Deliver the message. Return for how long to pause the destination."""
         try:
             outcome = await self._senders[message.channel].send(message)
         except Unavailable:
-            raise  # our own database is away: the message is tried again when its lease is over
+            raise  # our own database is unavailable: the message is retried when its lease expires
         except Exception as error:
             log.error("message_failed", event_=message.event, exc_info=error)
             outcome = Undelivered(f"{type(error).__name__}: {error}")
@@ -121,10 +124,10 @@ async def deliver_forever(database: Database, settings: Settings) -> None:
     async with _listening(database, Dispatcher(database, settings)) as dispatcher:
         while True:
             dispatcher.wake.clear()
-            with _logged():
-                while await dispatcher.take():
+            with _logged_delivery():
+                while database.went_back is None and await dispatcher.take():
                     pass
-            await either(dispatcher.wake, settings.poll_seconds)
+            await wait_for_event(dispatcher.wake, settings.poll_seconds)
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +142,7 @@ async def _listening(database: Database, dispatcher: Dispatcher) -> AsyncIterato
 
 
 async def use_settings(database: Database, settings: Settings) -> None:
-    """INTERLOCK_SLACK_CHANNEL is where the default tenant's approvals go."""
+    """Send the default tenant's approvals to INTERLOCK_SLACK_CHANNEL."""
     if settings.slack_channel is None:
         return
 
@@ -148,11 +151,11 @@ async def use_settings(database: Database, settings: Settings) -> None:
         assert tenant is not None
         await outbox.use_slack_channel(tx, database, tenant["id"], settings.slack_channel, "system:settings")
 
-    await database.command(work)
+    await database.run_in_transaction(work)
 
 
-class _logged(contextlib.AbstractContextManager[None]):  # noqa: N801
-    """A round that fails is logged and tried again; it never ends the process."""
+class _logged_delivery(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """Log the failure of a round, so that it is retried and never ends the process."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None or not isinstance(error, Exception):

@@ -1,45 +1,51 @@
-"""What happened: the entries of a run, their fold, and what may come next."""
+"""The journal: the entries of a run, their fold, and the next possible actions."""
 
-from interlock.journal.advance import ENGINE, Awaited, Next, Stop, Wait, advance
-from interlock.journal.ask import Ask, AskKind, ask
-from interlock.journal.conclude import Leave, conclude, ended, go_on
+from interlock.journal.advance import ENGINE, EventSubscription, InterruptInFlight, NextActions, Suspend, advance
+from interlock.journal.agent_loop import ModelReply, next_keys
+from interlock.journal.approval_request import ApprovalKind, ApprovalRequest, request_approval
+from interlock.journal.cause import DEADLINE, POLICY, Cause, cause_of_step, cause_of_word
+from interlock.journal.commands import TIMED_OUT, CommandType, RunCommand, apply_command
+from interlock.journal.compensation import RunOutcome, begin_compensation
 from interlock.journal.entry import Entry, EntryType
-from interlock.journal.journal import FATAL, FlowEnd, Journal, StepFold, encode
+from interlock.journal.journal import FATAL, FlowEnd, Journal, StepSnapshot, encode
 from interlock.journal.output import NO_OUTPUT, as_stored, read_back
-from interlock.journal.turns import Reply, next_keys
-from interlock.journal.undo import Settle, wind_up
-from interlock.journal.words import TIMED_OUT, Command, Word, apply_word
+from interlock.journal.release import LeaseRelease, final_release, release_for, requeue
 
 __all__ = [
+    "DEADLINE",
     "ENGINE",
     "FATAL",
     "NO_OUTPUT",
+    "POLICY",
     "TIMED_OUT",
-    "Ask",
-    "AskKind",
-    "Awaited",
-    "Command",
+    "ApprovalKind",
+    "ApprovalRequest",
+    "Cause",
+    "CommandType",
     "Entry",
     "EntryType",
+    "EventSubscription",
     "FlowEnd",
+    "InterruptInFlight",
     "Journal",
-    "Leave",
-    "Next",
-    "Reply",
-    "Settle",
-    "StepFold",
-    "Stop",
-    "Wait",
-    "Word",
+    "LeaseRelease",
+    "ModelReply",
+    "NextActions",
+    "RunCommand",
+    "RunOutcome",
+    "StepSnapshot",
+    "Suspend",
     "advance",
-    "apply_word",
+    "apply_command",
     "as_stored",
-    "ask",
-    "conclude",
+    "begin_compensation",
+    "cause_of_step",
+    "cause_of_word",
     "encode",
-    "ended",
-    "go_on",
+    "final_release",
     "next_keys",
     "read_back",
-    "wind_up",
+    "release_for",
+    "request_approval",
+    "requeue",
 ]

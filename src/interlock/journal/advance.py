@@ -1,6 +1,6 @@
-"""What may start next: given the fold, take every move that needs no tool, and say what to do then.
+"""Advance: given the fold, make every move that needs no tool, and return what to do next.
 
-Workers and commands from outside share this function, so an approval moves a run exactly as a worker would.
+Workers and run commands share this function, so an approval moves a run exactly as a worker would.
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from typing import Any
 import orjson
 
 from interlock.definition.duration import parse_duration
-from interlock.definition.expression import Template
+from interlock.definition.expression import Elsewhere, Template
 from interlock.definition.plan import OnReject, StepKind
-from interlock.journal.ask import Ask, AskKind, ask
-from interlock.journal.journal import Journal, StepFold, encode
-from interlock.journal.turns import take_turn
-from interlock.journal.undo import Settle, next_undo, undone, wind_up
+from interlock.journal.agent_loop import plan_agent_steps
+from interlock.journal.approval_request import ApprovalKind, ApprovalRequest, request_approval
+from interlock.journal.compensation import RunOutcome, begin_compensation, compensation_outcome, next_undo
+from interlock.journal.journal import Journal, StepSnapshot, encode
 from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
 
 ENGINE = "system:engine"
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Suspend:
     """Nothing can move now. The run gives its lease back; `wake_at` is when time alone moves it."""
 
     status: RunState
@@ -32,8 +32,8 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """An event from outside that a step waits for from now on. It may be there already."""
+class EventSubscription:
+    """A step's subscription to an external event, from now on. The event may have arrived already."""
 
     step: str
     type: str
@@ -42,42 +42,47 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class InterruptInFlight:
     """In-flight steps have to be interrupted before the run can end."""
 
-    ending: Settle | None
+    ending: RunOutcome | None
 
 
 @dataclass(slots=True)
-class Next:
-    start: list[StepFold] = field(default_factory=list)
-    # Begun according to the journal; whoever holds the run now has them in flight or has to begin them again.
-    resume: list[StepFold] = field(default_factory=list)
-    ask: list[Ask] = field(default_factory=list)
-    await_: list[Awaited] = field(default_factory=list)
-    # None: steps are to be started or are in flight.
-    then: Wait | Settle | Stop | None = None
+class NextActions:
+    start: list[StepSnapshot] = field(default_factory=list)
+    # Started according to the journal; the run's current holder has them in flight or must start them again.
+    resume: list[StepSnapshot] = field(default_factory=list)
+    ask: list[ApprovalRequest] = field(default_factory=list)
+    await_: list[EventSubscription] = field(default_factory=list)
+    # Expressions that take too long here. The caller evaluates them and advances again; nothing else is decided before.
+    elsewhere: list[Elsewhere] = field(default_factory=list)
+    # None: steps are ready to start or are in flight.
+    then: Suspend | RunOutcome | InterruptInFlight | None = None
 
 
-def advance(journal: Journal, now: datetime) -> Next:
-    """Skips, opens and parks what can be; the entries stand in `journal.unsaved` afterwards."""
-    found = Next()
+def advance(journal: Journal, now: datetime) -> NextActions:
+    """Skip, open and park every step that can be; the entries are in `journal.unsaved` afterwards."""
+    found = NextActions()
     if journal.status == RunState.CANCELING:
         found.then = _stop(journal, found, now)
         return found
     while journal.end is None:
         if journal.plan.agent is not None:
-            take_turn(journal, journal.plan.agent)
+            plan_agent_steps(journal, journal.plan.agent)
         before = journal.seq
         found.start = [fold for fold in _reachable(journal) if _take(journal, fold, now, found)]
         # A skip, an arrival or a failure may have made other steps reachable.
-        if journal.seq == before:
+        if journal.seq == before or found.elsewhere:
             break
+    if found.elsewhere:
+        found.start.clear()
+        return found
     found.then = _verdict(journal, found, now)
     return found
 
 
-def _reachable(journal: Journal) -> Iterator[StepFold]:
+def _reachable(journal: Journal) -> Iterator[StepSnapshot]:
     for fold in journal.open_steps():
         if all(journal.steps[key].status in SETTLED_WELL for key in fold.step.after):
             yield fold
@@ -85,11 +90,19 @@ def _reachable(journal: Journal) -> Iterator[StepFold]:
             return
 
 
-def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
-    """Make the moves that need no tool. True if the step is for a worker to start now."""
+def _take(journal: Journal, fold: StepSnapshot, now: datetime, found: NextActions) -> bool:
+    """Make the moves that need no tool. Return True if a worker must start the step now."""
+    try:
+        return _taken(journal, fold, now, found)
+    except Elsewhere as asked:  # expressions come first, so nothing was changed yet
+        found.elsewhere.append(asked)
+        return False
+
+
+def _taken(journal: Journal, fold: StepSnapshot, now: datetime, found: NextActions) -> bool:
     step = fold.step
     if fold.status == StepState.WAITING_EXTERNAL and fold.due_at is not None and fold.due_at <= now:
-        journal.move_step(fold, StepEvent.ARRIVE, actor="system:timer")
+        journal.move_step(fold, StepEvent.ARRIVE, actor="system:timer", data={"due_at": fold.due_at})
         return False
     if fold.status != StepState.PENDING or (fold.attempt == 0 and not _is_wanted(journal, fold)):
         return False
@@ -103,8 +116,8 @@ def _take(journal: Journal, fold: StepFold, now: datetime, found: Next) -> bool:
     return False
 
 
-def _is_wanted(journal: Journal, fold: StepFold) -> bool:
-    """Its condition is true and nothing it needs was skipped. A condition without an answer fails the step."""
+def _is_wanted(journal: Journal, fold: StepSnapshot) -> bool:
+    """Return True if the condition holds and no needed step was skipped. An invalid condition fails the step."""
     if any(journal.steps[key].status == StepState.SKIPPED for key in fold.step.needs):
         journal.move_step(fold, StepEvent.SKIP, actor=ENGINE, data={"why": "what it needs was skipped"})
         return False
@@ -122,7 +135,7 @@ def _is_wanted(journal: Journal, fold: StepFold) -> bool:
     return wanted
 
 
-def _open(journal: Journal, fold: StepFold, found: Next) -> None:
+def _open(journal: Journal, fold: StepSnapshot, found: NextActions) -> None:
     gate = fold.step.gate
     assert gate is not None
     try:
@@ -140,14 +153,14 @@ def _open(journal: Journal, fold: StepFold, found: Next) -> None:
     }
     digest = sha256(orjson.dumps([str(journal.run_id), action], option=orjson.OPT_SORT_KEYS)).hexdigest()
     found.ask.append(
-        ask(
-            journal, fold, StepEvent.OPEN, AskKind.GATE, tier=gate.tier, two_person=gate.two_person,
+        request_approval(
+            journal, fold, StepEvent.OPEN, ApprovalKind.GATE, tier=gate.tier, two_person=gate.two_person,
             expires_in=gate.expires_in, summary=str(summary or ""), action=action, digest=digest,
         )
     )  # fmt: skip
 
 
-def _park(journal: Journal, fold: StepFold, now: datetime, found: Next) -> None:
+def _park(journal: Journal, fold: StepSnapshot, now: datetime, found: NextActions) -> None:
     try:
         if fold.step.event is not None:
             data = _await(journal, fold, now, found)
@@ -160,8 +173,8 @@ def _park(journal: Journal, fold: StepFold, now: datetime, found: Next) -> None:
     journal.move_step(fold, StepEvent.PARK, actor=ENGINE, data=data)
 
 
-def _await(journal: Journal, fold: StepFold, now: datetime, found: Next) -> dict[str, Any]:
-    """Its time-out is no timer of the run's: whoever ends the wait, the event or the time-out, does so once."""
+def _await(journal: Journal, fold: StepSnapshot, now: datetime, found: NextActions) -> dict[str, Any]:
+    """Subscribe to the event. The run has no timer for the time-out: the event or the time-out ends the wait, once."""
     event = fold.step.event
     assert event is not None
     about = event.correlation.render(journal.scope)
@@ -169,7 +182,7 @@ def _await(journal: Journal, fold: StepFold, now: datetime, found: Next) -> dict
     if not isinstance(about, str) or not 0 < len(about) <= 500:
         raise ValueError(f"the correlation is {about!r}; it must be a number or a text of 1 to 500 characters")
     timeout_at = now + _span(event.timeout, journal) if event.timeout is not None else None
-    found.await_.append(Awaited(fold.step.key, event.type, about, timeout_at))
+    found.await_.append(EventSubscription(fold.step.key, event.type, about, timeout_at))
     until = timeout_at.isoformat() if timeout_at is not None else None
     return {"awaits": {"event": event.type, "correlation": about, "timeout_at": until}}
 
@@ -178,69 +191,69 @@ def _span(template: Template, journal: Journal) -> timedelta:
     return timedelta(seconds=parse_duration(template.render(journal.scope)))
 
 
-def _fail(journal: Journal, fold: StepFold, error: Exception) -> None:
+def _fail(journal: Journal, fold: StepSnapshot, error: Exception) -> None:
     journal.begin(fold)
     data = {"error": {"type": type(error).__name__, "message": str(error)}, "reason": RunReason.TERMINAL_ERROR}
     journal.move_step(fold, StepEvent.FAIL, actor=ENGINE, data=data)
 
 
-def _verdict(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
+def _verdict(journal: Journal, found: NextActions, now: datetime) -> Suspend | RunOutcome | InterruptInFlight | None:
     unsettled = list(journal.open_steps())
     running = found.resume = [fold for fold in unsettled if fold.status == StepState.RUNNING]
     ending = _ending(journal)
     if ending is not None:
         found.start.clear()
         if running:
-            return Stop(ending)
-        return wind_up(journal, ending, actor=ENGINE) or _undo(journal, found, now)
+            return InterruptInFlight(ending)
+        return begin_compensation(journal, ending, actor=ENGINE) or _undo(journal, found, now)
     if not unsettled and journal.plan.is_dynamic:
-        return None  # its code says what comes next
+        return None  # the agent's or the flow's code decides what comes next
     if not unsettled:
         refused = any(
             fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
         )
         completes = refused and journal.plan.on_reject == OnReject.COMPLETE
-        return Settle(RunEvent.SUCCEED, RunReason.REJECTED if completes else RunReason.COMPLETED)
+        return RunOutcome(RunEvent.SUCCEED, RunReason.REJECTED if completes else RunReason.COMPLETED)
     if found.start or running:
         return None
     return _waiting(unsettled)
 
 
-def _ending(journal: Journal) -> Settle | None:
-    """A step failed for good, or the flow came to its end."""
+def _ending(journal: Journal) -> RunOutcome | None:
+    """Return the outcome if a step failed for good or the flow ended."""
     failed, end = journal.failed, journal.end
     if failed is not None:
         reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
-        return Settle(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+        return RunOutcome(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
     if end is not None:
-        return Settle(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
+        return RunOutcome(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
     return None
 
 
-def _stop(journal: Journal, found: Next, now: datetime) -> Wait | Settle | Stop | None:
+def _stop(journal: Journal, found: NextActions, now: datetime) -> Suspend | RunOutcome | InterruptInFlight | None:
     if journal.is_undoing:
         return _undo(journal, found, now)
     if not journal.undos or any(fold.status == StepState.RUNNING for fold in journal.open_steps()):
-        return Stop(None)
-    wind_up(journal, Settle(RunEvent.STOPPED, journal.asked), actor=ENGINE)
+        return InterruptInFlight(None)
+    begin_compensation(journal, RunOutcome(RunEvent.STOPPED, journal.asked), actor=ENGINE)
     return _undo(journal, found, now)
 
 
-def _undo(journal: Journal, found: Next, now: datetime) -> Wait | Settle | None:
-    """One after the other: what was done last may build on what was done before it."""
+def _undo(journal: Journal, found: NextActions, now: datetime) -> Suspend | RunOutcome | None:
+    """Compensate one step at a time, last first: a later step may build on an earlier one."""
     fold = next_undo(journal)
     if fold is None:
-        return undone(journal)
+        return compensation_outcome(journal)
     if fold.status == StepState.RUNNING:
         found.resume = [fold]
         return None
     if fold.status == StepState.PENDING and (fold.next_run_at is None or fold.next_run_at <= now):
         found.start = [fold]
         return None
-    return Wait(journal.status, fold.next_run_at)
+    return Suspend(journal.status, fold.next_run_at)
 
 
-def _waiting(unsettled: list[StepFold]) -> Wait:
+def _waiting(unsettled: list[StepSnapshot]) -> Suspend:
     times = [at for fold in unsettled for at in (fold.next_run_at, fold.due_at) if at is not None]
     states = {fold.status for fold in unsettled}
     if any(fold.next_run_at is not None for fold in unsettled):
@@ -249,4 +262,4 @@ def _waiting(unsettled: list[StepFold]) -> Wait:
         status = RunState.WAITING_APPROVAL
     else:
         status = RunState.WAITING_EXTERNAL
-    return Wait(status, min(times, default=None))
+    return Suspend(status, min(times, default=None))

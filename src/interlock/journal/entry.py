@@ -1,4 +1,4 @@
-"""An entry: one thing that happened to a run, with its number, who caused it, and what it changed."""
+"""An entry: one change in a run, with its number, its actor, and its effect."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +8,7 @@ from interlock.lifecycle import Term
 
 
 class EntryType(Term):
-    """The types are also the types of the events that clients see."""
+    """The types of entries, which are also the types of the events that clients see."""
 
     RUN_CREATED = "run_created", "The run was accepted."
     RUN_TRANSITION = "run_transition", "The run went from one state to another."
@@ -27,6 +27,7 @@ class EntryType(Term):
     MESSAGE_DELTA = "message_delta", "A model says more; what it said in a moment stands in one entry."
     MESSAGE = "message", "A model has said something, and this is all of it."
     ORPHAN_DETECTED = "orphan_detected", "The worker that held the run was lost."
+    RUN_RESTORED = "run_restored", "The database was restored to an earlier moment, at which the run had not ended."
 
 
 @dataclass(slots=True)
@@ -40,6 +41,6 @@ class Entry:
     to_state: str | None = None
     attempt: int | None = None
     data: dict[str, Any] | None = None
-    # The output as JSON text: it is encoded once, where it was made, and decoded only where somebody reads it.
+    # The output as JSON text: the step's worker encodes it once, and only a reader that needs it decodes it.
     output: str | None = None
     at: datetime | None = None

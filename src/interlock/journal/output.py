@@ -1,7 +1,7 @@
-"""What a step returned, as it is read back: `jsonb` keeps a value and not how it was written.
+"""A step's output as the database returns it: `jsonb` keeps a value and not its notation.
 
-Whoever was there when the step ended must see what whoever takes the run up later will see. A flow that goes through
-a dict in the order of its keys would else ask for other steps when it is run again.
+The worker that executed the step must see the same value as a worker that resumes the run later. Otherwise a flow that
+iterates over a dict in key order would ask for other steps when it is replayed.
 """
 
 from decimal import Decimal
@@ -11,7 +11,7 @@ import orjson
 
 NO_OUTPUT = "null"
 
-# From here on a float is written with an exponent, and read back as a whole number if that has no more than 64 bits.
+# From here on a float is written with an exponent, and read back as a whole number if it fits in 64 bits.
 _EXPONENT_FROM = 1e16
 
 
@@ -20,7 +20,7 @@ def read_back(output: str | None) -> Any:
 
 
 def as_stored(value: Any) -> Any:
-    """Twice is the same as once."""
+    """Return the value as `jsonb` returns it. Idempotent."""
     match value:
         case dict():
             return {name: as_stored(value[name]) for name in sorted(value, key=_place)}
@@ -33,13 +33,13 @@ def as_stored(value: Any) -> Any:
 
 
 def _place(name: str) -> tuple[int, bytes]:
-    """Of a key among others: short ones first, then by their bytes."""
+    """Return the sort key of a dict key: short ones first, then by their bytes."""
     encoded = name.encode()
     return len(encoded), encoded
 
 
 def _number(value: float) -> int | float:
     if abs(value) < _EXPONENT_FROM:
-        return value or 0.0  # there is no minus zero
-    whole = int(Decimal(repr(value)))  # by its digits: 1.2345678901234568e+17 is ...680, whatever the float stands for
+        return value or 0.0  # jsonb has no minus zero
+    whole = int(Decimal(repr(value)))  # from its digits: 1.2345678901234568e+17 is ...680, not the float's exact value
     return whole if -(2**63) <= whole < 2**64 else value

@@ -1,4 +1,4 @@
-"""What may happen: every state, every transition, written once.
+"""The lifecycles: every state and every transition, defined once.
 
 The CHECK constraints, triggers, diagrams, enums, metric labels and reference docs are rendered from these
 tables (`render.py`); nothing else in the package spells out a state list.

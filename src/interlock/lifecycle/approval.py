@@ -19,7 +19,7 @@ class ApprovalEvent(Term):
 
 
 class Tier(Term):
-    """How much is at stake."""
+    """The risk of an action."""
 
     LOW = "low", "Easily undone."
     MED = "med", "Undone with effort."

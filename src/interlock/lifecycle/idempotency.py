@@ -1,4 +1,4 @@
-"""An idempotency record: the memory that a request was made, and what it was answered."""
+"""An idempotency record: a request and its answer."""
 
 from interlock.lifecycle.machine import Machine, Term
 

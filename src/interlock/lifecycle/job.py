@@ -1,4 +1,4 @@
-"""A job: a batch of runs with workers reserved for it."""
+"""A job: a batch of runs with reserved workers."""
 
 from interlock.lifecycle.machine import Machine, Term
 

@@ -1,4 +1,4 @@
-"""A state machine is one table: in this state, these things can happen."""
+"""A state machine is one table: for each state, the possible events and where they lead."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from interlock.errors import InvalidTransition
 
 
 class Term(StrEnum):
-    """A word of the product together with what it means, so that no view has to explain it again."""
+    """A term of the product with its meaning, so that no view has to explain it again."""
 
     doc: str
 
@@ -80,7 +80,7 @@ class Machine(Generic[S, E]):
         return target in self.targets(source, event)
 
     def move(self, state: S, event: E, to: S | None = None) -> S:
-        """The state after `event`, or InvalidTransition with what would have been allowed."""
+        """Return the state after `event`, or raise InvalidTransition with the allowed events."""
         targets = self.targets(state, event)
         if to is None and len(targets) == 1:
             return targets[0]
@@ -89,7 +89,7 @@ class Machine(Generic[S, E]):
         raise self.refusal(state, event)
 
     def refusal(self, state: S, event: E | str) -> InvalidTransition:
-        """That this cannot happen in this state: where it would have led, and what can happen instead."""
+        """Return the error for an impossible event: where it would have led, and the possible events of this state."""
         return InvalidTransition(
             machine=self.name,
             state=state,

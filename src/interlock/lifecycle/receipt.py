@@ -1,4 +1,4 @@
-"""A receipt: what is known of one effect on the outside world."""
+"""A receipt: the record of one effect on another system."""
 
 from interlock.lifecycle.machine import Machine, Term
 

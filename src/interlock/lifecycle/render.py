@@ -1,7 +1,7 @@
-"""Everything that is derived from the tables: constraints, triggers, diagrams, label sets, reference pages.
+"""Output derived from the tables: constraints, triggers, diagrams, label sets, reference pages.
 
-The migrations carry what is rendered here as plain text, so that an old migration never changes its meaning;
-a test compares what the database enforces with what these functions say today.
+The migrations contain this output as plain text, so that an old migration never changes its meaning;
+a test compares what the database enforces with the current output of these functions.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ def listed(terms: Iterable[Term]) -> str:
 
 
 def checks(machine: AnyMachine) -> dict[str, str]:
-    """CHECK constraints of the table that holds this machine's state in `status`, by constraint name.
+    """Return the CHECK constraints of the table with this machine's state in `status`, by constraint name.
 
-    Their lists stand in domains: the server reads a constraint's text anew for every statement, and that of a domain
+    Their lists are in domains: the server parses a constraint's text again for every statement, but a domain's only
     once for each connection.
     """
     found = {f"{machine.name}_status": f"status::{machine.name}_state IS NOT NULL"}
@@ -33,7 +33,7 @@ def checks(machine: AnyMachine) -> dict[str, str]:
 
 
 def domains(machine: AnyMachine) -> dict[str, tuple[str, str]]:
-    """What the checks ask: each domain with its constraint's name, which who breaks it is told, and its text."""
+    """Return the domains of the checks: each with its text, and its constraint's name, which errors show."""
     found = {f"{machine.name}_state": (f"{machine.name}_status", f"VALUE IN ({listed(machine.states)})")}
     for column, states in machine.columns.items():
         without, having = _domains_of(machine, column)
@@ -48,7 +48,7 @@ def _domains_of(machine: AnyMachine, column: str) -> tuple[str, str]:
 
 
 def may_move(machine: AnyMachine) -> str:
-    """The body of the function that says whether an UPDATE may bring `before` to `after`."""
+    """Return the body of the function that decides whether an UPDATE may change `before` to `after`."""
     rows = []
     for source in machine.states:
         targets = sorted({t.target for t in machine.transitions() if t.source == source}, key=machine.states.index)
@@ -58,18 +58,18 @@ def may_move(machine: AnyMachine) -> str:
 
 
 def illegal_move(machine: AnyMachine) -> str:
-    """The WHEN of the trigger that refuses an UPDATE of `status` which is in no row of the table."""
+    """Return the WHEN of the trigger that refuses an UPDATE of `status` that is in no row of the table."""
     return f"OLD.status <> NEW.status AND NOT {machine.name}_may_move(OLD.status, NEW.status)"
 
 
 def final(machine: AnyMachine) -> str:
-    """The WHEN of the trigger that refuses any UPDATE of a row that has ended; most have a mark that says so."""
+    """Return the WHEN of the trigger that refuses any UPDATE of an ended row; most have a column that marks the end."""
     if mark := next((column for column, states in machine.columns.items() if states == machine.terminal), None):
         return f"OLD.{mark} IS NOT NULL"
     return f"OLD.status IN ({listed(s for s in machine.states if s in machine.terminal)})"
 
 
-# The CHECK of a journal entry: its transition is one of `entry_moves`. Written as an array, NULL is not what says so.
+# The CHECK of a journal entry: its transition is one of `entry_moves`. Compared as an array, so that NULLs take part.
 LEGAL_ENTRY = (
     "(CASE WHEN step IS NULL THEN 'run ' ELSE 'step ' END || ARRAY[from_state, event, to_state]::text)::entry_move"
     " IS NOT NULL"
@@ -77,7 +77,7 @@ LEGAL_ENTRY = (
 
 
 def entry_moves(run: AnyMachine, step: AnyMachine) -> tuple[str, str]:
-    """The domain of what an entry may say: a transition of the run, or of the step that it names, or none at all."""
+    """Return the domain of an entry's transition: of the run, of the step that the entry names, or none."""
     moves = ["run {NULL,NULL,NULL}", "step {NULL,NULL,NULL}", f"run {{NULL,create,{run.initial}}}"]
     for name, machine in (("run", run), ("step", step)):
         moves += [f"{name} {{{t.source},{t.event},{t.target}}}" for t in machine.transitions()]
@@ -85,7 +85,7 @@ def entry_moves(run: AnyMachine, step: AnyMachine) -> tuple[str, str]:
 
 
 def legal_history(*machines: AnyMachine) -> str:
-    """The CHECK of a line of history: its transition stands in the table of the machine that it names."""
+    """Return the CHECK of a history line: its transition must be in the table of the machine that it names."""
     begins = ",".join(f"{m.name}:{m.initial}" for m in machines)
     moves = ",".join(f"{m.name}:{t.source}:{t.event}:{t.target}" for m in machines for t in m.transitions())
     return (
@@ -108,12 +108,12 @@ def mermaid(machine: AnyMachine) -> str:
 
 
 def label_sets(machine: AnyMachine) -> list[tuple[str, str]]:
-    """Every (from_state, to_state) a transition counter can have."""
+    """Return every (from_state, to_state) that a transition counter can have."""
     return sorted({(str(t.source), str(t.target)) for t in machine.transitions()})
 
 
 def reference(machines: Iterable[AnyMachine]) -> str:
-    """docs/reference/lifecycles.md"""
+    """Return the text of docs/reference/lifecycles.md."""
     out = ["# Lifecycles", "", "Generated from `interlock.lifecycle` by `make docs`.", ""]
     for machine in machines:
         out += [f"## {machine.name.capitalize()}", "", "```mermaid", mermaid(machine), "```", ""]

@@ -1,8 +1,8 @@
 """A run: one workflow version executing for one trigger.
 
-Read a row of the table as: in this state, these things can happen, and this is where each of them leads. The first row
-is the initial state, rows without exits are the ends. Constraints, enums, labels, help and diagrams are rendered from
-this table, so a state is added here and in a migration, and nowhere else.
+Each row of the table lists a state's possible events and where each of them leads. The first row is the initial state,
+rows without exits are the final states. Constraints, enums, labels, help and diagrams are rendered from this table, so
+a new state goes here and into a migration, and nowhere else.
 """
 
 from interlock.lifecycle.machine import Machine, Term
@@ -56,7 +56,7 @@ class RunReason(Term):
 
 S, E = RunState, RunEvent
 
-# A cancel has two targets: through `canceling` if a step is in flight or something is to be undone, else at once.
+# A cancel has two targets: `canceling` if a step is in flight or a compensation is necessary, else `canceled` at once.
 RUN: Machine[RunState, RunEvent] = Machine(
     name="run",
     table={
@@ -104,5 +104,5 @@ RUN: Machine[RunState, RunEvent] = Machine(
     },
 )
 
-# The only states in which a worker may hold a run: nothing that waits or has ended does.
+# The only states in which a worker may hold a run: neither waiting nor ended.
 LEASABLE = (S.RUNNING, S.CANCELING)

@@ -72,5 +72,5 @@ STEP: Machine[StepState, StepEvent] = Machine(
     },
 )
 
-# Steps that follow may go on after these; the other terminal states end the run.
+# Later steps may start after these states; the other terminal states end the run.
 SETTLED_WELL = frozenset({S.SUCCEEDED, S.SKIPPED})

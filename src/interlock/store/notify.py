@@ -1,7 +1,7 @@
-"""Notifications: one listening connection per process, which comes back by itself when it breaks.
+"""Notifications: one listening connection per process, which reconnects when it breaks.
 
-Nothing depends on a notification: everything that waits for one also polls slowly. Behind a pooler that cannot
-LISTEN the poll is all there is.
+Correctness does not depend on notifications: every waiting component also polls slowly. Behind a pooler that cannot
+LISTEN, polling is the only way.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import Any
 
 import asyncpg
 
-from interlock.store.pool import TRANSIENT, Database, behind_pooler, connect, connection_options
+from interlock.store.pool import TRANSIENT, Database, backoff, behind_pooler, connect, connection_options
 from interlock.telemetry import log
-from interlock.waiting import either
+from interlock.timeouts import wait_for_event
 
 READY = "interlock_ready"
 RUN = "interlock_run"
@@ -27,7 +27,7 @@ Handler = Callable[[str], None]
 
 
 class Listener:
-    """Calls each channel's handler with the payload; with "" after a reconnect, because something may be missed."""
+    """Calls each channel's handler with the payload, or with "" after a reconnect, which may lose notifications."""
 
     def __init__(self, database: Database, handlers: dict[str, Handler]) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class Listener:
 
 
 class _Ear:
-    """The connection that all listeners of a process share: the server wakes every one that listens for all news."""
+    """The connection that all listeners of a process share: the server wakes every listening connection each time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -61,7 +61,7 @@ class _Ear:
             self._task = asyncio.create_task(self._keep_listening(), name="listener")
 
     def remove(self, listener: Listener) -> int:
-        """How many are left."""
+        """Remove the listener and return how many are left."""
         if listener in self._listeners:
             self._listeners.remove(listener)
         return len(self._listeners)
@@ -73,17 +73,19 @@ class _Ear:
                 await self._task
 
     async def _keep_listening(self) -> None:
-        delay = 0.05
+        failures = 0
         while True:
+            lost: BaseException = ConnectionError("the connection was closed")
             try:
                 await self._listen_until_broken()
-                delay = 0.05
-            except (asyncpg.PostgresError, *TRANSIENT) as error:  # also one that takes no connections for a while
+                failures = 0
+            except (asyncpg.PostgresError, *TRANSIENT) as error:  # or no connections are accepted for a while
+                lost = error
                 log.warning("listener_lost", error=str(error) or type(error).__name__)
             for listener in self._listeners:
                 listener.listening.clear()
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 2.0)
+            await asyncio.sleep(backoff(lost, failures))
+            failures += 1
 
     async def _listen_until_broken(self) -> None:
         connection = await connect(connection_options(self._database))
@@ -93,8 +95,8 @@ class _Ear:
                 self._stir.clear()
                 for listener in [each for each in self._listeners if not each.listening.is_set()]:
                     await self._begin(connection, listener)
-                await either(self._stir, 20)
-                # A half-open connection is only found by using it.
+                await wait_for_event(self._stir, 20)
+                # A broken half-open connection is only detected by using it.
                 if not self._stir.is_set():
                     await connection.execute("SELECT 1", timeout=10)
         finally:
@@ -102,9 +104,9 @@ class _Ear:
 
     async def _begin(self, connection: Any, listener: Listener) -> None:
         for channel in listener.handlers:
-            await connection.add_listener(channel, self._on_news)  # one that is there already is not added again
+            await connection.add_listener(channel, self._on_news)  # asyncpg does not add a listener twice
         if listener not in self._listeners:
-            return  # it was stopped meanwhile
+            return  # stopped in the meantime
         for handler in listener.handlers.values():
             handler("")
         listener.listening.set()

@@ -1,13 +1,14 @@
 """The database as the engine sees it: a pool whose calls survive a broken connection or a restarted server.
 
 A call is retried from its beginning with backoff until the caller's patience ends. That is safe because every
-command can be repeated: ids are made before the call, and a transition that already happened is recognised.
+command can be repeated: ids are made before the call, and a transition that already happened is recognized.
 """
 
 import asyncio
 import contextlib
 import random
 import re
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,24 +19,25 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from interlock import clock
 from interlock.errors import Invalid, Unavailable
 from interlock.settings import Settings
 from interlock.store.queries import SQL
-from interlock.telemetry import log
+from interlock.telemetry import log, metrics
 
 T = TypeVar("T")
-# What the driver calls a Record.
+# The driver's Record.
 Row = Mapping[str, Any]
-# The patience of whoever has nothing better to do than to wait for a database that is away.
-FOREVER = float("inf")
+# The patience of callers that can only wait while the database is unavailable.
+NO_TIMEOUT = float("inf")
 
 
-class Raced(Exception):
-    """Somebody changed between two of our statements what both are about: try the transaction again."""
+class RetryTransaction(Exception):
+    """Another transaction changed the data between two of our statements: try the transaction again."""
 
 
 # The server went away, is starting or shutting down, has no room left, chose us as the victim of a deadlock, or made us
-# wait too long; or somebody migrated its tables since the statement was prepared.
+# wait too long; or a migration changed its tables after the statement was prepared.
 TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -51,20 +53,27 @@ TRANSIENT: tuple[type[Exception], ...] = (
     asyncpg.ReadOnlySQLTransactionError,  # connected to a replica during a fail-over
     asyncpg.InvalidCachedStatementError,
     asyncpg.InternalClientError,
-    Raced,
+    RetryTransaction,
     ConnectionError,
     OSError,
     TimeoutError,
 )
 
-# A server that we cannot use, though the connection is there: it became a replica, or is silent for longer than any
-# statement takes. What lies idle leads to the same one.
+# Another session was in the way for a moment. Every other error in TRANSIENT is about the server itself.
+_CONTENTION: tuple[type[Exception], ...] = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, RetryTransaction)
+
+# The server accepts a connection and cannot serve it: "could not write init file" while its disk is full, for example.
+# On an established connection the same SQLSTATEs mean a defect, and are not retried.
+_CANNOT_SERVE: tuple[type[Exception], ...] = (asyncpg.InternalServerError, asyncpg.PostgresSystemError)
+
+# The connection exists but its server is unusable: it became a replica, or is silent for longer than any statement
+# takes. Idle connections lead to the same server.
 _USELESS: tuple[type[BaseException], ...] = (asyncpg.ReadOnlySQLTransactionError, TimeoutError)
 
-# A user that ends with one of these may leave its connection in the middle of a statement or a transaction.
+# A caller that ends with one of these may leave its connection in the middle of a statement or a transaction.
 _HALF_WAY: tuple[type[BaseException], ...] = (asyncio.CancelledError, *TRANSIENT)
 
-# No address, or one where we are not known, or that asks for what is not known there: waiting would not help.
+# An invalid address, unknown credentials, or an unknown database: waiting would not help.
 _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -73,14 +82,14 @@ _WRONG_ADDRESS: tuple[type[Exception], ...] = (
     ssl.SSLCertVerificationError,
 )
 
-# Not this host, but perhaps the next one of the address.
+# This host failed, but perhaps the next one of the address works.
 _NOT_HERE: tuple[type[Exception], ...] = (
     OSError,  # it does not answer, or not in time
     asyncpg.CannotConnectNowError,
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 
-# A value that no column or index can hold, found out by the server or already by the driver (whose error is an
+# A value that no column or index can hold, rejected by the server or by the driver (whose error is an
 # InterfaceError).
 UNSTORABLE: tuple[type[Exception], ...] = (
     asyncpg.DataError,
@@ -89,8 +98,8 @@ UNSTORABLE: tuple[type[Exception], ...] = (
 )
 
 
-class Clock(Protocol):
-    """None means the database's own time; tests give one that they can move."""
+class DatabaseClock(Protocol):
+    """Returns the time of a statement. None means the database's own time; tests pass a clock that they can move."""
 
     def __call__(self) -> datetime | None: ...
 
@@ -100,13 +109,13 @@ def database_time() -> datetime | None:
 
 
 class Tx:
-    """One transaction, or one statement that is its own. Every statement is a named one."""
+    """One transaction, or a single statement as its own. Every statement is a named one."""
 
-    __slots__ = ("_afterwards", "connection")
+    __slots__ = ("_on_commit", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._afterwards: list[Callable[[], None]] = []
+        self._on_commit: list[Callable[[], None]] = []
 
     async def fetch(self, name: str, *args: Any) -> list[Row]:
         rows: list[Row] = await self.connection.fetch(SQL[name], *args)
@@ -121,32 +130,32 @@ class Tx:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """What fails in here is undone, and only that."""
-        before = len(self._afterwards)
+        """Roll back the statements in this block, and only these, if it fails."""
+        before = len(self._on_commit)
         try:
             async with self.connection.transaction():
                 yield
         except BaseException:
-            del self._afterwards[before:]
+            del self._on_commit[before:]
             raise
 
-    def afterwards(self, tell: Callable[[], None]) -> None:
-        """When it is committed, and only then: what is logged and counted has happened, and once."""
+    def on_commit(self, tell: Callable[[], None]) -> None:
+        """Call `tell` after the commit, and only then: logs and metrics report only committed facts, once."""
         if self.connection.is_in_transaction():
-            self._afterwards.append(tell)
+            self._on_commit.append(tell)
         else:
             tell()
 
     def committed(self) -> None:
-        for tell in self._afterwards:
+        for tell in self._on_commit:
             tell()
 
 
-class Pool:
-    """Connections that are used in turns, the one that was used last first.
+class ConnectionPool:
+    """A stack of connections: the one that was used last is used first.
 
-    None of our statements leaves anything in a session, so a connection that comes back needs no reset. A general pool
-    makes one, and that took as long as a small statement.
+    Our statements leave nothing in a session, so a returned connection needs no reset. A general pool resets it, and
+    that took as long as a small statement.
     """
 
     def __init__(self, options: dict[str, Any], size: int, patience: float | None = None) -> None:
@@ -177,7 +186,7 @@ class Pool:
         return connection
 
     async def _enter(self) -> None:
-        """Wait for a free place, but not for ever: a caller has to hear that there is none to be had."""
+        """Wait for a free place, with a time limit, so that a caller learns that the pool is exhausted."""
         if not self._room.locked():
             await self._room.acquire()
             return
@@ -224,11 +233,11 @@ class Pool:
 
 
 class _Use:
-    """A connection for as long as it is used, clean again however its user ends."""
+    """A connection for one caller, cleaned up however the caller ends."""
 
     __slots__ = ("_connection", "_pool")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
 
     async def __aenter__(self) -> Any:
@@ -248,29 +257,35 @@ class _Use:
             self._pool.give_back(self._connection)
 
     async def _clean(self) -> None:
-        """Its user may have ended between the parts of a statement. The server then waits for the rest of it, with
-        locks held, and sends an error to the next user when the statement's time is over: a round trip ends it.
+        """Bring the connection back to an idle state.
 
-        Or it ended while a transaction began. The driver would then take the next user's for a part of that one, and
-        what it commits would be gone with the connection: a reset ends it, on both sides.
+        Its user may have ended between the parts of a statement. The server then waits for the rest of it, with locks
+        held, and sends an error to the next user when the statement times out: a round trip completes it.
+
+        Or the user ended while a transaction began. The driver would then treat the next user's transaction as a part
+        of that one, and its commit would be lost with the connection: a reset ends the transaction on both sides.
         """
         try:
             await self._connection.execute("SELECT", timeout=5)
             await self._connection.reset(timeout=5)
         except BaseException as error:
             self._connection.terminate()
-            # An exception that took the place of a cancellation would make whoever was told to end go on.
+            # Re-raise a cancellation: swallowed here, it would leave a canceled task running.
             if not isinstance(error, Exception):
                 raise
 
 
 class Database:
-    def __init__(self, url: str, settings: Settings, *, clock: Clock = database_time, size: int | None = None) -> None:
+    def __init__(
+        self, url: str, settings: Settings, *, clock: DatabaseClock = database_time, size: int | None = None
+    ) -> None:
         self.url = url
         self.clock = clock
         self.settings = settings
+        # An error message if the database is at an earlier moment than this process has seen: see `engine/restore.py`.
+        self.went_back: str | None = None
         self._size = size or settings.pool_size
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
 
     def __repr__(self) -> str:
         return f"Database({without_password(self.url)})"
@@ -279,12 +294,13 @@ class Database:
         self._pool = await retrying(self._make_pool, patience or self.settings.database_patience_seconds)
         return self
 
-    async def _make_pool(self) -> Pool:
+    async def _make_pool(self) -> ConnectionPool:
         _check_address(self.url)
         options = connection_options(self)
-        pool = Pool(options, self._size, self.settings.database_patience_seconds)
+        pool = ConnectionPool(options, self._size, self.settings.database_patience_seconds)
         try:
             async with pool.acquire() as connection:
+                await _compare_clocks(connection)
                 is_kept = "server_settings" not in options or await connection.fetchval(_KEEPS_OUR_SETTINGS)
         except _WRONG_ADDRESS as error:
             raise Invalid(f"INTERLOCK_DATABASE_URL: {error}") from None
@@ -297,44 +313,62 @@ class Database:
             raise Invalid(_POOLER)
         return pool
 
+    def now(self) -> datetime:
+        """Return the database's time, for code that needs it between statements."""
+        return self.clock() or clock.now()
+
+    async def compare_clocks(self) -> None:
+        """Measure again how far this process's clock is from the database's."""
+        async with self.connection() as connection:
+            await _compare_clocks(connection)
+
     async def close(self) -> None:
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> ConnectionPool:
         if self._pool is None:
             raise Unavailable("the database was not opened")
         return self._pool
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
-        """One try, no retry: for callers that know what to do when it breaks."""
-        async with self.connection() as connection:
-            tx = Tx(connection)
-            async with connection.transaction():
-                yield tx
-            tx.committed()
+        """Run one transaction without a retry, for callers that handle a broken connection themselves."""
+        async with self.connection() as connection, self.begin(connection) as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def begin(self, connection: Any) -> AsyncIterator[Tx]:
+        """Begin a transaction here. A pooler keeps no session settings, so there each transaction sets them."""
+        tx = Tx(connection)
+        async with connection.transaction():
+            if behind_pooler(self.url):
+                await connection.execute(
+                    "".join(f"SET LOCAL {name} = {value};" for name, value in _limits(self.settings).items())
+                )
+            yield tx
+        tx.committed()
 
     def connection(self) -> _Use:
         return self.pool.acquire()
 
-    def afterwards(self, tell: Callable[[], None]) -> None:
-        """At once, since each statement that is not in a transaction is committed by itself: see `Tx.afterwards`."""
+    def on_commit(self, tell: Callable[[], None]) -> None:
+        """Call `tell` at once, because each statement outside a transaction commits by itself: see `Tx.on_commit`."""
         tell()
 
     @asynccontextmanager
-    async def unhurried(self) -> AsyncIterator[Any]:
-        """A connection of its own on which the driver waits as long as the server does: for what may take hours."""
+    async def without_timeouts(self) -> AsyncIterator[Any]:
+        """Yield a separate connection without a driver time-out, for statements that may take hours."""
         connection = await connect(connection_options(self) | {"command_timeout": None})
         try:
             yield connection
         finally:
             await connection.close()
 
-    async def command(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
-        """One transaction, tried again from its beginning when the connection breaks."""
+    async def run_in_transaction(self, work: Callable[[Tx], Awaitable[T]], patience: float | None = None) -> T:
+        """Run `work` in one transaction, and retry it from its beginning when the connection breaks."""
 
         async def attempt() -> T:
             async with self.transaction() as tx:
@@ -361,13 +395,26 @@ class Database:
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
 
 
-# Which host of an address answered last: the first to be asked the next time.
+async def _compare_clocks(connection: Any) -> None:
+    """The server answers at some moment during the round trip: a smaller difference than that counts as none."""
+    asked, began = clock.process_time(), time.monotonic()
+    answered_at: float = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
+    half = (time.monotonic() - began) / 2
+    ahead = asked + half - answered_at
+    was_wrong = clock.is_wrong()
+    clock.follow(ahead if abs(ahead) > half else 0.0)
+    metrics.clock_difference.set(abs(clock.ahead()))
+    if clock.is_wrong() and not was_wrong:
+        log.error("clock_differs", detail=clock.difference())
+
+
+# The host of an address that answered last is tried first the next time.
 _answered: dict[str, str] = {}
 
 
 async def connect(options: dict[str, Any]) -> Any:
-    """To the first host of the address that will do. Each has the whole time-out: the driver has one for all of them,
-    and never gets past a host that is silent.
+    """Connect to the first usable host of the address. Each host gets the whole time-out: the driver has one for all
+    hosts, and never gets past a host that is silent.
     """
     address = options["dsn"]
     hosts = hosts_of(address)
@@ -381,21 +428,34 @@ async def connect(options: dict[str, Any]) -> Any:
 
 
 async def _connect(options: dict[str, Any], host: str) -> Any:
-    connection = await asyncpg.connect(**options | {"dsn": host})
+    try:
+        connection = await asyncpg.connect(**options | {"dsn": host})
+    except _CANNOT_SERVE as error:
+        raise ConnectionError(f"the database cannot serve a connection now: {error}") from error
     _answered[options["dsn"]] = host
+    _notice_silence(connection, options.get("command_timeout"))
     return connection
 
 
+def _notice_silence(connection: Any, seconds: float | None) -> None:
+    """Let the kernel close a connection whose packets stay unacknowledged, where it can (Linux)."""
+    transport = connection._transport
+    used = transport.get_extra_info("socket") if transport is not None else None
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if seconds is not None and option is not None and used is not None and used.family != socket.AF_UNIX:
+        used.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
+
+
 def hosts_of(address: str) -> list[str]:
-    """An address for each host of it."""
+    """Return one address for each of its hosts."""
     if (parts := re.fullmatch(r"(\w+://(?:[^@/?#]*@)?)([^/?#]*)(.*)", address, re.DOTALL)) is None:
         return [address]
     before, hosts, after = parts.groups()
     return [before + host + after for host in hosts.split(",")]
 
 
-# What was asked for when the connection was made is the server's own: whoever stands between has dropped it, and hands
-# out another session for each transaction, with the statements of others prepared in it.
+# If our startup settings are not in effect, a transaction pooler is in between. It dropped them, and hands out another
+# session for each transaction, with prepared statements of other clients in it.
 _KEEPS_OUR_SETTINGS = "SELECT source = 'client' FROM pg_settings WHERE name = 'enable_bitmapscan'"
 _POOLER = (
     "INTERLOCK_DATABASE_URL: a pooler answers there, which keeps nothing in a session: add pgbouncer=true to the"
@@ -404,7 +464,7 @@ _POOLER = (
 
 
 def _check_address(url: str) -> None:
-    """Nothing of a password that broke it is in what we say."""
+    """Raise if the address is invalid. The message contains no part of a password that broke it."""
     with contextlib.suppress(ValueError):
         if urlsplit(url).netloc.count("@") < 2 and all(urlsplit(host).port != 0 for host in hosts_of(url)):
             return
@@ -422,23 +482,37 @@ def connection_options(database: Database) -> dict[str, Any]:
         "command_timeout": settings.statement_timeout_seconds + 5,
     }
     if behind_pooler(database.url):
-        # PgBouncer in transaction mode hands out another session each time: nothing may stay in one.
+        # PgBouncer in transaction mode hands out another session each time, so a session must keep no state.
         return options | {"dsn": _without_pooler_mark(database.url), "statement_cache_size": 0}
     return options | {
         "server_settings": {
             "application_name": "interlock",
-            "statement_timeout": f"{settings.statement_timeout_seconds * 1000:.0f}",
-            "lock_timeout": f"{settings.lock_timeout_seconds * 1000:.0f}",
-            "idle_in_transaction_session_timeout": "60000",
+            **_limits(settings),
+            # The server notices a lost client machine within the same time.
+            "tcp_user_timeout": f"{settings.lease_seconds * 500:.0f}",
+            "tcp_keepalives_idle": f"{max(settings.lease_seconds / 4, 1):.0f}",
+            "tcp_keepalives_interval": f"{max(settings.lease_seconds / 8, 1):.0f}",
+            "tcp_keepalives_count": "2",
             "default_transaction_isolation": "read committed",
             "jit": "off",
-            # Whole tables fit in memory or lie on flash here: an index is nearly always the better way in.
+            # Whole tables fit in memory or are on flash storage here: an index is nearly always faster.
             "random_page_cost": "1.1",
-            # And every statement of ours has one. A plan that was made while a table was small, and read whole, would
-            # stay until the table is analyzed: by then there may be a hundred thousand runs in it.
+            # Each of our statements has an index. A plan made while a table was small, with a sequential scan, would
+            # stay until the table is analyzed: by then it may have a hundred thousand runs.
             "enable_seqscan": "off",
             "enable_bitmapscan": "off",
         }
+    }
+
+
+def _limits(settings: Settings) -> dict[str, str]:
+    """Return the limits in milliseconds. A process that is frozen or cut off in a transaction loses its locks after
+    half a lease, so that the workers that wait for these locks keep their leases."""
+    half_a_lease = settings.lease_seconds * 500
+    return {
+        "statement_timeout": f"{settings.statement_timeout_seconds * 1000:.0f}",
+        "lock_timeout": f"{min(settings.lock_timeout_seconds * 1000, half_a_lease):.0f}",
+        "idle_in_transaction_session_timeout": f"{half_a_lease:.0f}",
     }
 
 
@@ -447,7 +521,7 @@ def behind_pooler(url: str) -> bool:
 
 
 def _without_pooler_mark(url: str) -> str:
-    # Not through urlunsplit: it makes postgresql:/app of postgresql:///app.
+    # Not with urlunsplit: it turns postgresql:///app into postgresql:/app.
     address, _, query = url.partition("?")
     kept = "&".join(p for p in query.split("&") if p and p != "pgbouncer=true")
     return f"{address}?{kept}" if kept else address
@@ -461,7 +535,7 @@ def without_password(url: str) -> str:
 
 async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
     deadline = time.monotonic() + patience
-    delay = 0.02
+    tries = 0
     task = asyncio.current_task()
     assert task is not None
     cancellations = task.cancelling()
@@ -472,13 +546,21 @@ async def retrying(attempt: Callable[[], Awaitable[T]], patience: float) -> T:
             raise
         except TRANSIENT as error:
             if isinstance(error, asyncpg.InterfaceError) and "argument" in str(error):
-                raise  # a mistake in the call: the same statement would be refused again
+                raise  # an error in the call: the same statement would be refused again
             if task.cancelling() > cancellations:
                 raise asyncio.CancelledError from error  # a rollback raised this error in place of the cancellation
+            delay = backoff(error, tries)
             if time.monotonic() + delay > deadline:
                 raise Unavailable(
                     f"the database did not answer for {patience:.0f} s: {error or type(error).__name__}"
                 ) from error
             log.warning("database_retry", error=str(error) or type(error).__name__, retry_in=round(delay, 2))
-            await asyncio.sleep(delay * (0.5 + random.random()))
-            delay = min(delay * 2, 1.0)
+            await asyncio.sleep(delay)
+            tries += 1
+
+
+def backoff(error: BaseException, tries: int) -> float:
+    """Return the seconds to wait before another try. At most a second on average, and different for every session:
+    hundreds of sessions reconnect after a restart of the server."""
+    first = 0.02 if isinstance(error, _CONTENTION) else 0.1
+    return min(first * 2.0 ** min(tries, 10), 1.0) * (0.5 + random.random())

@@ -1,4 +1,4 @@
-"""Named statements: the SQL files of `sql/`, by the name each statement is introduced with."""
+"""Named statements: the SQL files of `sql/`, by the `-- name:` line before each statement."""
 
 import re
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class SqlStatement:
     name: str
     file: str
     moves: str | None
     text: str
 
 
-def _load() -> dict[str, Statement]:
-    found: dict[str, Statement] = {}
+def _load() -> dict[str, SqlStatement]:
+    found: dict[str, SqlStatement] = {}
     for path in sorted(files("interlock.store").joinpath("sql").iterdir(), key=lambda p: p.name):
         parts = _INTRODUCTION.split(path.read_text(encoding="utf-8"))[1:]
         for name, body in zip(parts[::2], parts[1::2], strict=True):
             if name in found:
                 raise ValueError(f"statement {name} stands in {found[name].file} and in {path.name}")
             moves = re.search(r"^-- moves: (.+)$", body, re.MULTILINE)
-            # The name goes to the server as a comment: pg_stat_activity then says what a session is doing.
+            # The server gets the name as a comment, so that pg_stat_activity shows which statement a session executes.
             text = f"/* {name} */ " + _COMMENT.sub("", body).strip().rstrip(";")
-            found[name] = Statement(name, path.name, moves[1] if moves else None, text)
+            found[name] = SqlStatement(name, path.name, moves[1] if moves else None, text)
     return found
 
 

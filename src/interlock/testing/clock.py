@@ -1,10 +1,12 @@
-"""A clock that a test moves: the engine asks it, and the database is told."""
+"""A clock that a test controls. The engine reads it, and passes its time to the database."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+
+from interlock import clock
 
 
-class Clock:
-    """The database's time until a test moves it; from then on it only moves when told to."""
+class ManualClock:
+    """The database's time until a test sets it. From then on only the test changes it."""
 
     def __init__(self) -> None:
         self.fixed: datetime | None = None
@@ -13,7 +15,7 @@ class Clock:
         return self.fixed
 
     def freeze(self) -> datetime:
-        self.fixed = self.fixed or datetime.now(UTC)
+        self.fixed = self.fixed or clock.now()
         return self.fixed
 
     def advance(self, seconds: float) -> None:

@@ -1,9 +1,9 @@
-"""An engine for tests: a database of its own, a worker that works when it is told to, a clock that stands still."""
+"""An engine for tests: a separate database, a worker that runs on request, and a clock that stands still."""
 
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -15,21 +15,32 @@ import orjson
 from interlock.api.views import approval_view, dump, receipt_view, run_view
 from interlock.definition.duration import parse_duration
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, children, events, leases, policies, runs, secrets, sweeps, tenants, workflows
-from interlock.engine.outside import read_journal
+from interlock.engine import (
+    approvals,
+    child_runs,
+    external_events,
+    leases,
+    policies,
+    runs,
+    secrets,
+    sweeps,
+    tenants,
+    workflows,
+)
 from interlock.engine.policies import Policies
 from interlock.engine.principal import Principal
-from interlock.governance.policy import compile_policy
+from interlock.engine.run_commands import read_journal
+from interlock.governance.policy import check_policy
 from interlock.ids import uuid7
 from interlock.journal import encode
 from interlock.settings import Settings
 from interlock.store.pool import Database, Tx
-from interlock.testing.clock import Clock
-from interlock.testing.fake import Fake, stand_in
-from interlock.testing.scratch import Scratch
+from interlock.testing.clock import ManualClock
+from interlock.testing.fake import Fake, Guard, stand_in
+from interlock.testing.postgres import Scratch
 from interlock.tools import Registry, registry
 from interlock.wire import Approval, Receipt, Role, Run
-from interlock.worker.loop import Worker
+from interlock.worker.worker import Worker
 
 Answers = Callable[[Approval], bool | None]
 
@@ -42,19 +53,20 @@ def _shared() -> Scratch:
 
 
 async def sweep(database: Database, plans: workflows.Plans) -> int:
-    """What every process does in the background, once, at the clock's time. Says how much there was."""
+    """Run every background task of a process once, at the clock's time. Return how much there was to do."""
     woken = await sweeps.wake_due(database)
-    delivered = await children.deliver(database, plans)
+    delivered = await child_runs.deliver(database, plans)
     return woken + delivered + await sweeps.enforce_deadlines(database, plans)
 
 
 class Engine:
-    """Nothing happens by itself: `run_to_idle` does all that can be done, and then every run waits or has ended."""
+    """An engine that runs only on request: after `run_to_idle`, every run waits or has ended."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock, tools: Registry) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: ManualClock, tools: Registry) -> None:
         self.database = database
         self.clock = clock
         self.tools = tools
+        self._guard = Guard(tools)
         self.tester: Principal
         self._settings = settings
         self._plans = workflows.Plans(database, tools)
@@ -67,10 +79,13 @@ class Engine:
     @classmethod
     @asynccontextmanager
     async def open(cls, scratch: Scratch | None = None, *, tools: Registry = registry) -> "AsyncIterator[Engine]":
-        """With the tools and flows that are registered now; fakes of this engine are no other's."""
+        """Open an engine with the currently registered tools and flows. Its fakes apply to this engine only.
+
+        A tool is not called unless the test fakes it or names it in `allow_real_tools`.
+        """
         server = scratch if scratch is not None else await asyncio.to_thread(_shared)
         url = await server.fresh()
-        clock = Clock()
+        clock = ManualClock()
         clock.freeze()
         with tempfile.TemporaryDirectory(prefix="interlock-test-") as data_dir:
             settings = Settings(data_dir=Path(data_dir), database_url=url)
@@ -90,25 +105,32 @@ class Engine:
         self._admin = await tenants.authenticate(self.database, key)
         self.tester = await self.person("tester", "operator")
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ setup
 
     async def apply(self, workflow: str | Path) -> int:
-        """Publish a workflow, from its text or its file. Gives its version."""
+        """Publish a workflow from its text or its file, and return its version."""
         plan = parse(_text(workflow), file=str(workflow) if isinstance(workflow, Path) else "workflow")
-        row, _ = await self.database.command(lambda tx: workflows.apply(tx, self.database, self._admin, plan))
+        row, _ = await self.database.run_in_transaction(
+            lambda tx: workflows.apply(tx, self.database, self._admin, plan)
+        )
         version: int = row["version"]
         return version
 
     async def policy(self, text: str | Path) -> None:
-        """Publish a policy. Until then the default one judges, by the risk of each tool."""
+        """Publish a policy. Without one, the built-in policy decides by the risk of each tool."""
         said = _text(text)
-        compiled = compile_policy(said, self._policies.facts())
-        await self.database.command(lambda tx: policies.publish(tx, self.database, self._admin, said, compiled))
+        digest = check_policy(said, self._policies.facts())
+        await self.database.run_in_transaction(
+            lambda tx: policies.publish(tx, self.database, self._admin, said, digest)
+        )
         self._policies.forget("")
         self._worker.policies.forget("")
 
-    async def secret(self, name: str, value: str) -> None:
-        await self.database.command(lambda tx: secrets.put(tx, self.database, self._admin, name, value))
+    async def secret(self, name: str, value: str, *, tools: Sequence[str] = ("*",)) -> None:
+        """Store a secret. `tools` are the tools that may use it."""
+        await self.database.run_in_transaction(
+            lambda tx: secrets.put(tx, self.database, self._admin, name, value, tools=tools)
+        )
 
     def fake(
         self,
@@ -119,24 +141,28 @@ class Engine:
         does: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Fake:
-        """Put something in place of a tool, for this engine. `options` describe a tool that is not registered."""
+        """Replace a tool for this engine. `options` describe a tool that is not registered."""
         fake = Fake(returns, raises, does)
         stand_in(self.tools, tool, fake, options)
         return fake
 
+    def allow_real_tools(self, *patterns: str) -> None:
+        """Let runs call these real tools: names, or patterns like `shop.*`."""
+        self._guard.allow(*patterns)
+
     async def person(self, name: str, role: str = "approver", groups: tuple[str, ...] = ()) -> Principal:
-        """Somebody with a key; the same name is the same person."""
+        """Return a person with a key. The same name is the same person."""
         if name not in self._people:
-            _, key = await self.database.command(
+            _, key = await self.database.run_in_transaction(
                 lambda tx: tenants.add_key(tx, self.database, self._admin.tenant_id, name, Role(role), groups=groups)
             )
             self._people[name] = await tenants.authenticate(self.database, key)
         return self._people[name]
 
-    # ------------------------------------------------------------ doing
+    # ------------------------------------------------------------ running
 
     async def run(self, workflow: str, input: dict[str, Any] | None = None, **more: Any) -> Run:
-        """Start it, do all that can be done, and look at it."""
+        """Start a run, execute everything that is ready, and return the run."""
         run = await self.start(workflow, input, **more)
         await self.run_to_idle()
         return await self.look(run)
@@ -150,51 +176,60 @@ class Engine:
         if runs.starts_in_queue(new.plan):
             await runs.start_many(self.database, self.database, who, [new])
         else:
-            await self.database.command(lambda tx: runs.start_waiting(tx, self.database, who, new))
+            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, self.database, who, new))
         return await self.look(new.id)
 
     async def run_to_idle(self) -> None:
-        """Until every run has ended or waits: for a person, an event, or a time that has not come."""
+        """Execute until every run has ended or waits: for a person, an event, or a later time."""
         for _ in range(_MOST_ROUNDS):
-            await leases.beat(self.database, self._worker.me)
+            await leases.heartbeat(self.database, self.database.clock(), self._worker.me)
             moved = await sweep(self.database, self._plans)
-            moved += await self._worker.work_off()
+            moved += await self._worker.drain_queue()
+            self._guard.check()
             moved += await self._answer()
             if not moved:
                 return
         raise RuntimeError(f"there was something to do {_MOST_ROUNDS:,} times in a row: does a run go in circles?")
 
     async def advance(self, duration: str | float) -> None:
-        """Let time pass, and do what is due then."""
+        """Move the clock forward, and execute what is due then."""
         self.clock.advance(parse_duration(duration))
         await self.run_to_idle()
 
     async def event(self, type: str, correlation: str | int, payload: Any = None) -> bool:
-        """Something happens outside. True if a step waited for it; else it is kept for the first that will."""
-        new = events.NewEvent(str(uuid7()), type, str(correlation), encode({} if payload is None else payload))
-        row = await self.database.command(lambda tx: events.send(tx, self.database, self._plans, self.tester, new))
+        """Publish an external event.
+
+        True if a step waited for it; otherwise it is stored for the first step that will.
+        """
+        new = external_events.NewEvent(str(uuid7()), type, str(correlation), encode({} if payload is None else payload))
+        row = await self.database.run_in_transaction(
+            lambda tx: external_events.send(tx, self.database, self._plans, self.tester, new)
+        )
         await self.run_to_idle()
         return row["run_id"] is not None
 
     async def cancel(self, run: Run | str, *, reason: str | None = None) -> Run:
         run_id = _id(run)
-        await self.database.command(
+        await self.database.run_in_transaction(
             lambda tx: runs.cancel(tx, self.database, self._plans, self._admin, run_id, reason=reason)
         )
         await self.run_to_idle()
         return await self.look(run_id)
 
-    # ------------------------------------------------------------ people
+    # ------------------------------------------------------------ approvals
 
     async def approve(self, run: Run | str, *, by: Principal | None = None, reason: str | None = None) -> Run:
-        """Say yes to all that the run asks people now, as somebody who did not start it; as two where it takes two."""
+        """Approve everything that the run waits for, as a person who did not start it.
+
+        A quorum of two is approved by two people.
+        """
         return await self._decide_all(run, True, by, reason)
 
     async def reject(self, run: Run | str, *, by: Principal | None = None, reason: str | None = None) -> Run:
         return await self._decide_all(run, False, by, reason)
 
     def answer(self, answers: Answers | None) -> None:
-        """Have questions answered as they come: true is a yes, false a no, None leaves it open."""
+        """Answer approvals as they are requested: true is a yes, false a no, None leaves the approval open."""
         self._answers = answers
 
     async def _answer(self) -> int:
@@ -224,23 +259,23 @@ class Engine:
 
             async def vote(tx: Tx, who: Principal = who, said: str | None = said) -> None:
                 await approvals.decide(
-                    tx, self.database, self._plans, who, UUID(question.id), approves=approves, reason=said
-                )
+                    tx, self.database, self._plans, who, UUID(question.id), approves=approves, reason=said,
+                    digest=question.action.digest,
+                )  # fmt: skip
 
-            await self.database.command(vote)
+            await self.database.run_in_transaction(vote)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ inspecting
 
     async def look(self, run: Run | str | UUID) -> Run:
-        """The run as it is now, with its steps."""
+        """Return the run as it is now, with its steps."""
         row = await runs.get(self.database, self._admin, _id(run))
-        return Run.model_validate(
-            orjson.loads(dump(run_view(row, await read_journal(self.database, self._plans, row))))
-        )
+        journal = await read_journal(self.database, self._plans, row)
+        return Run.model_validate(orjson.loads(dump(run_view(row, journal, self._policies.hidden))))
 
     async def approvals(self, run: Run | str | None = None, *, status: str = "requested") -> list[Approval]:
         run_id = None if run is None else _id(run)
-        rows = await approvals.listed(self.database, self._admin, status=status, run_id=run_id, limit=1000)
+        rows = await approvals.list_approvals(self.database, self._admin, status=status, run_id=run_id, limit=1000)
         votes = await self.database.fetch("votes_on", [row["id"] for row in rows])
         views = [approval_view(row, votes, self._admin) for row in reversed(rows)]
         return [Approval.model_validate(orjson.loads(dump(view))) for view in views]
@@ -250,7 +285,7 @@ class Engine:
         return [Receipt.model_validate(orjson.loads(dump(receipt_view(row)))) for row in rows]
 
     async def journal(self, run: Run | str) -> list[str]:
-        """What happened, `step: from -event-> to`, one line an entry."""
+        """Return the journal, one line per entry: `step: from -event-> to`."""
         rows = await self.database.fetch("journal_of", [_id(run)])
         return [journal_line(row) for row in rows]
 

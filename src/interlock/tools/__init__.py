@@ -1,7 +1,17 @@
-"""Tools: what a workflow can do to the world."""
+"""Tools: the functions that workflows, flows and agents can call."""
 
 from interlock.tools.context import Canceled, Context, default_key
-from interlock.tools.registry import DidNotHappen, Happened, Registry, Tool, explain, flow, load_tools, registry, tool
+from interlock.tools.registry import (
+    DidNotHappen,
+    Happened,
+    RegisteredTool,
+    Registry,
+    explain,
+    flow,
+    load_tools,
+    registry,
+    tool,
+)
 from interlock.tools.secret import Secret, Veil, as_shown
 
 __all__ = [
@@ -9,9 +19,9 @@ __all__ = [
     "Context",
     "DidNotHappen",
     "Happened",
+    "RegisteredTool",
     "Registry",
     "Secret",
-    "Tool",
     "Veil",
     "as_shown",
     "default_key",

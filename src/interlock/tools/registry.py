@@ -1,4 +1,4 @@
-"""Tools: functions that act on the world, with what the engine has to know about them."""
+"""Tools: functions that act on other systems, with the properties that the engine needs."""
 
 import contextlib
 import importlib
@@ -6,8 +6,9 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from string import Formatter
@@ -31,7 +32,7 @@ NO_SECRETS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class RegisteredTool:
     name: str
     function: Callable[..., Any]
     description: str
@@ -48,10 +49,15 @@ class Tool:
     show: frozenset[str]
     reconcile: Callable[..., Any] | None
     input_schema: dict[str, Any] = field(repr=False)
-    # Parameters that are secret, or have something secret within.
+    # Parameters that are secret or contain a secret.
     secret: frozenset[str] = frozenset()
-    # How to write down a result that is secret, or has something secret within.
+    # How to serialize a result that is secret or contains a secret.
     result: TypeAdapter[Any] | None = field(default=None, repr=False)
+    # The names of the tenants that have the tool. None means all tenants.
+    tenants: frozenset[str] | None = None
+    # Connects, and returns the function to call instead of `function`. It has no effect of the tool, so a call that
+    # fails here was not started and its time-out has not started.
+    connect: Callable[[], Awaitable[Callable[..., Any]]] | None = field(default=None, repr=False)
 
     @property
     def connector(self) -> str:
@@ -62,7 +68,7 @@ class Tool:
         return self.name.partition(".")[2] or self.name
 
     def validated(self, given: Any, *, show_input: bool = True) -> dict[str, Any]:
-        """The arguments to call with; Terminal if they do not fit, since trying again cannot help."""
+        """Return the arguments to call with. Raise Terminal if they are invalid, because a retry cannot help."""
         if not given and not self.arguments.model_fields:
             return {}
         try:
@@ -73,7 +79,7 @@ class Tool:
         return {name: getattr(parsed, name) for name in type(parsed).model_fields}
 
     def shown(self, arguments: dict[str, Any], veil: Veil) -> dict[str, Any]:
-        """The arguments as they may be seen."""
+        """Return the arguments in the form that may be shown."""
         if not self.secret:
             plain: dict[str, Any] = to_jsonable_python(arguments)
             return plain
@@ -84,7 +90,10 @@ class Tool:
         return {name: written[fields[name].serialization_alias or name] for name in arguments}
 
     def kept(self, result: Any, veil: Veil) -> bytes:
-        """A result that has secrets, as it may be kept. One that is not what was declared is a secret as a whole."""
+        """Return the stored form of a result with secrets.
+
+        A result that does not fit its declared type is hidden as a whole.
+        """
         assert self.result is not None
         try:
             return self.result.dump_json(self.result.validate_python(result), context=veil, by_alias=True)
@@ -100,7 +109,7 @@ class Tool:
         )  # fmt: skip
 
     def effect_key(self, arguments: dict[str, Any], shown: dict[str, Any] | None = None) -> str | None:
-        """A key that no index could hold ends in the hash of all of it."""
+        """Return the tool's key of the effect. A key too long for the index ends in a hash of the whole key."""
         key = self._filled("key", self.key, arguments, shown)
         if key is None or len(key) <= _LONGEST_KEY:
             return key
@@ -124,14 +133,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What `reconcile` returns when the effect took place; `output` is what the tool would have returned."""
+    """Returned by `reconcile` if the effect took place. `output` is what the tool would have returned."""
 
     output: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """What `reconcile` returns when the effect did not take place: it may safely be done."""
+    """Returned by `reconcile` if the effect did not take place, so that it may safely be attempted."""
 
 
 _HASH = "_hash"
@@ -139,9 +148,9 @@ _ALL_FIELDS = "fields" + _HASH
 
 
 class _Filling(dict[str, Any]):
-    """What a template may name: the arguments, the hash of one, or that of all.
+    """The names in a template: the arguments, the hash of one, or the hash of all.
 
-    As in sn:incident:update:{instance}:{sys_id}:{fields_hash} and slack:post:{channel}:{thread_ts}:{body_hash}.
+    Examples: sn:incident:update:{instance}:{sys_id}:{fields_hash} and slack:post:{channel}:{thread_ts}:{body_hash}.
     """
 
     def __missing__(self, name: str) -> str:
@@ -157,7 +166,7 @@ def _hash_of(value: Any) -> str:
 
 
 def _check_template(name: str, what: str, template: str | None, arguments: Collection[str]) -> None:
-    """A name that is in none of its calls would fail all of them."""
+    """Raise Invalid if the template uses an unknown name, because every call would then fail."""
     try:
         fields = [field for _, field, _, _ in Formatter().parse(template or "") if field is not None]
     except ValueError as error:
@@ -171,12 +180,12 @@ def _check_template(name: str, what: str, template: str | None, arguments: Colle
 
 class Registry:
     def __init__(self) -> None:
-        self._tools: dict[str, Tool] = {}
+        self._tools: dict[str, RegisteredTool] = {}
         self.flows = Flows()
-        # Grows with every change, so that who made something of the tools can see that it is out of date.
+        # Grows with every change, so that caches derived from the tools can detect that they are outdated.
         self.edition = 0
 
-    def add(self, tool: Tool) -> None:
+    def add(self, tool: RegisteredTool) -> None:
         known = self._tools.get(tool.name)
         if known is not None and (known.function.__module__, known.function.__qualname__) != (
             tool.function.__module__,
@@ -187,23 +196,37 @@ class Registry:
             )
         self.put(tool)
 
-    def put(self, tool: Tool) -> None:
-        """In place of whatever has its name."""
+    def put(self, tool: RegisteredTool) -> None:
+        """Add the tool, replacing any tool of that name."""
         self._tools[tool.name] = tool
         self.edition += 1
 
     def copy(self) -> "Registry":
-        """Another with the same in it, to be changed by itself."""
+        """Return an independent copy."""
         copied = Registry()
         copied._tools.update(self._tools)
         copied.flows = self.flows.copy()
         return copied
 
-    def find(self, name: str) -> Tool | None:
+    def find(self, name: str) -> RegisteredTool | None:
         return self._tools.get(name)
 
-    def all(self) -> list[Tool]:
+    def all(self) -> list[RegisteredTool]:
         return [self._tools[name] for name in sorted(self._tools)]
+
+    def of_tenant(self, tenant: str) -> "Registry":
+        """Return the tools that a tenant has. The tools of other tenants are invisible."""
+        return self._filtered(tenant, self.edition) if any(tool.tenants for tool in self._tools.values()) else self
+
+    @lru_cache(maxsize=64)  # noqa: B019 - a registry lives as long as its process
+    def _filtered(self, tenant: str, edition: int) -> "Registry":
+        made = Registry()
+        made.flows = self.flows
+        made._tools = {
+            name: tool for name, tool in self._tools.items() if tool.tenants is None or tenant in tool.tenants
+        }
+        made.edition = edition
+        return made
 
 
 registry = Registry()
@@ -213,7 +236,7 @@ def tool(
     name: str,
     *,
     writes: bool = False,
-    risk: str = "low",
+    risk: str | None = None,
     idempotent: bool | None = None,
     key: str | None = None,
     undo: str | None = None,
@@ -225,13 +248,15 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a tool. Async functions run on the worker's loop, plain ones in its threads.
 
-    A tool that only reads is idempotent unless it says otherwise; one that writes is not, unless it says so.
-    `key` names the effect (`shop:refund:{charge}:{amount}`), `target` what it acts on (`{charge}`); `show` lists the
-    fields that receipts keep readable. `reconcile` is asked after a crash whether the effect happened: it gets the
-    same arguments and returns `Happened(output)` or `DidNotHappen()`; if it raises, nobody knows.
+    A tool that reads is idempotent by default; one that writes is not. The default `risk` of a write is `med`, so that
+    the default policy holds it for approval; that of a read is `low`.
 
-    `Annotated[str, Secret]` keeps a parameter, a result or a field of one out of everything that is written down; a
-    later step then sees `[secret]` in its place.
+    `key` names the effect (`shop:refund:{charge}:{amount}`) and `target` what it acts on (`{charge}`). `show` lists the
+    fields that receipts keep readable. After a crash `reconcile` tells whether the effect happened: it gets the same
+    arguments and returns `Happened(output)` or `DidNotHappen()`. If it raises, the effect stays in doubt.
+
+    `Annotated[str, Secret]` keeps a parameter, a result or a field of one out of everything that is stored. Later steps
+    see `[secret]` in its place.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,7 +264,7 @@ def tool(
         for what, template in (("key", key), ("target", target)):
             _check_template(name, what, template, model.model_fields)
         (register or registry).add(
-            Tool(
+            RegisteredTool(
                 name=name,
                 function=function,
                 description=inspect.getdoc(function) or "",
@@ -247,7 +272,7 @@ def tool(
                 wants_context=wants_context,
                 arguments=model,
                 writes=writes,
-                risk=Tier(risk),
+                risk=Tier(risk or (Tier.MED if writes else Tier.LOW)),
                 idempotent=not writes if idempotent is None else idempotent,
                 key=key,
                 undo=undo,
@@ -265,7 +290,7 @@ def tool(
     _refuse_bare("tool", name)
     if not name or any(not (c.isalnum() or c in "._-") for c in name):
         raise Invalid(f"{name!r} is not a tool name; write connector.operation, like shop.refund")
-    if risk not in tuple(Tier):
+    if risk is not None and risk not in tuple(Tier):
         raise Invalid(f"tool {name}: risk is low, med or high, not {risk!r}")
     return decorate
 
@@ -280,10 +305,10 @@ def flow(
     max_concurrency: int | None = None,
     register: Registry | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make an async function a flow: started by its name like a workflow, and run again from its journal.
+    """Make an async function a flow: started by name like a workflow, and replayed on its journal.
 
-    A run keeps the version it began with. Without `version` every change of the function's code makes another one;
-    with it you say so yourself. `retired` keeps an old version for the runs that began with it.
+    A run keeps the version it started with. Without `version` every change of the function's code makes a new version;
+    with it you decide. `retired` keeps an old version for the runs that started with it.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,7 +325,7 @@ def flow(
 
 
 def _refuse_bare(decorator: str, name: object) -> None:
-    """`@tool` without parentheses hands us the function in the place of its name."""
+    """Reject `@tool` without parentheses, which passes the function in place of its name."""
     if callable(name):
         function = getattr(name, "__name__", "operation")
         raise Invalid(f'@{decorator} takes a name: write @{decorator}("connector.{function}")')
@@ -339,7 +364,7 @@ def _result(name: str, function: Callable[..., Any]) -> TypeAdapter[Any] | None:
 
 
 def explain(error: ValidationError, *, show_input: bool = True) -> str:
-    """One line that says where and what: `amount: Input should be a valid integer (got 'ten')`."""
+    """Return one line with the place and the problem: `amount: Input should be a valid integer (got 'ten')`."""
     parts = []
     for fault in error.errors(include_url=False):
         where = ".".join(str(part) for part in fault["loc"])
@@ -349,11 +374,11 @@ def explain(error: ValidationError, *, show_input: bool = True) -> str:
 
 
 def load_tools(spec: str) -> None:
-    """Import every file or module of a comma-separated list; each registers its tools by being imported."""
+    """Import every file or module of a comma-separated list. Importing a module registers its tools."""
     for item in filter(None, (part.strip() for part in spec.split(","))):
         try:
             _load(item)
-        except Invalid:  # a tool that is wrong says so itself
+        except Invalid:  # an invalid tool has its own message
             raise
         except (ImportError, SyntaxError, OSError) as error:
             raise Invalid(f"cannot load tools from {item}: {error}", code="TOOLS_INVALID") from error
@@ -365,7 +390,7 @@ def load_tools(spec: str) -> None:
 def _load(item: str) -> None:
     path = Path(item)
     if item.endswith(".py") or path.is_file():
-        # Under a name made from its path, so that two files of the same name can be loaded, each once.
+        # Use a name derived from the path, so that two files of the same name can both be loaded, each once.
         name = "interlock_tools_" + str(path.resolve()).replace("/", "_").replace(".", "_")
         if name in sys.modules:
             return
@@ -388,7 +413,7 @@ def _load(item: str) -> None:
 
 @contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """What is in the folder can be imported: the modules that are named, and those that stand beside a file."""
+    """Make the folder importable, for the named modules and for the modules beside a tool file."""
     sys.path.insert(0, str(folder))
     try:
         yield

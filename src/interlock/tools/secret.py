@@ -1,4 +1,4 @@
-"""Secret: what a tool takes or returns that nobody else may see, not in a row, a log, an event or a bundle.
+"""Secret: a parameter or result of a tool that must not appear in any row, log, event or evidence bundle.
 
     @tool("bank.login")
     async def login(user: str, password: Annotated[str, Secret]) -> Annotated[dict, Secret]: ...
@@ -7,9 +7,9 @@
         token: Annotated[str, Secret]
         expires_in: int
 
-A parameter is shown as `[secret] 5f0b91c2a4d8e713`, with a keyed hash by which values can be told apart. A result is
-kept as `[secret]`: later steps see that and not the value, so a tool that needs it has to fetch it by itself. Of a
-result the return type has to say what is secret; what does not fit that type is a secret as a whole.
+A parameter is shown as `[secret] 5f0b91c2a4d8e713`, with a keyed hash that distinguishes values. A result is stored as
+`[secret]`: later steps see that and not the value, so a tool that needs it has to fetch it itself. The return type must
+declare the secrets of a result; a result that does not fit that type is secret as a whole.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Secret:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema: Any = handler(source)
-        # Only where a Veil is the context: whoever wrote the tool may write the value down where it has to go.
+        # Only in the context of a Veil: the tool's author may serialize the value where it is needed.
         shown = core_schema.wrap_serializer_function_ser_schema(_shown, info_arg=True, schema=schema)
         veiled: CoreSchema = schema | {"serialization": shown}
         return veiled
@@ -43,7 +43,7 @@ class Secret:
 
 
 class Veil:
-    """Hides what is secret while a value is written down, and remembers it: it must not come back in other words."""
+    """Hides secrets during serialization, and remembers them so that they can be scrubbed elsewhere."""
 
     def __init__(self, salt: bytes | None = None) -> None:
         self._salt = salt
@@ -82,11 +82,11 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def is_marked(annotation: Any, _seen: frozenset[Any] = frozenset()) -> bool:
-    """Whether a type says Secret anywhere within."""
+    """Return True if a type contains Secret at any depth."""
     if get_origin(annotation) is Annotated:
         inner, *said = get_args(annotation)
         return _says(said) or is_marked(inner, _seen)
-    # What a NewType or an alias stands for.
+    # The target of a NewType or an alias.
     for meaning in ("__supertype__", "__value__"):
         if hasattr(annotation, meaning):
             return is_marked(getattr(annotation, meaning), _seen)
@@ -97,7 +97,7 @@ def is_marked(annotation: Any, _seen: frozenset[Any] = frozenset()) -> bool:
     seen = _seen | {annotation}
     if issubclass(annotation, BaseModel):
         return any(_says(f.metadata) or is_marked(f.annotation, seen) for f in annotation.model_fields.values())
-    # A dataclass, a TypedDict of whichever module, or a NamedTuple.
+    # A dataclass, a TypedDict of any module, or a NamedTuple.
     if is_dataclass(annotation) or hasattr(annotation, "__total__") or hasattr(annotation, "_fields"):
         return any(is_marked(hint, seen) for hint in get_type_hints(annotation, include_extras=True).values())
     return False
@@ -108,7 +108,7 @@ def _says(said: Iterable[Any]) -> bool:
 
 
 def as_shown(schema: Any) -> Any:
-    """The JSON schema of what is shown: a text wherever something is hidden."""
+    """Return the JSON schema of the shown form: a string wherever a value is hidden."""
     if isinstance(schema, list):
         return [as_shown(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,32 +1,40 @@
-"""Approvals: the action that people are asked about, what they say, and what they said in advance."""
+"""Approvals: the proposed action, the votes on it, and grants."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt
+from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, model_validator
 
 from interlock.lifecycle import ApprovalState, Tier
-from interlock.wire.grammar import Body, Id, Name, Problem, Text, View, encodable
+from interlock.wire.common import Body, Id, Name, Problem, Text, View, encodable
 
 
 class Action(View):
-    """The exact action people are asked about. Its digest is what their answer is bound to."""
+    """The exact action that an approval is about. A vote is bound to its digest."""
 
     tool: str | None = None
     connector: str | None = None
     operation: str | None = None
     target: Any = None
     fields: dict[str, Any] = {}
-    # The names of the secrets that fields hold, by field; what is shown there as `${secrets.name}` is one.
+    # The names of the secrets in each field. A field shows such a secret as `${secrets.name}`.
     secrets: dict[str, list[str]] = {}
     digest: str
 
 
 class Rationale(View):
-    """Why people are asked: the rules that decided, and the policy they stand in."""
+    """Why approval is needed: the rules that decided, and the policy that contains them."""
 
     rule_ids: list[str] = []
     reason: str | None = None
     policy_digest: str | None = None
+
+
+class FieldChange(View):
+    """A field of an action that an approver changed."""
+
+    field: str
+    before: Any = None
+    after: Any = None
 
 
 class Vote(View):
@@ -50,13 +58,22 @@ class Approval(View):
     action: Action
     rationale: Rationale = Rationale()
     requested_by: str = ""
-    # Groups whose members decide; empty means anybody who may approve.
+    # Groups whose members decide; if empty, every key that may approve.
     approvers: list[str] = []
     reason_required: bool = False
-    # The effect in doubt, where that is the question.
+    # The effect in doubt, if `kind` is in_doubt.
     receipt_id: Id | None = None
     votes: list[Vote] = []
-    # While it is open, for the key that looks: why it cannot say yes, if it cannot, and whether it may say no.
+    # How many more people have to approve.
+    approvers_needed: NonNegativeInt = 0
+    # Who last changed the action after it was proposed, when, and the fields that differ from the proposal. A yes to an
+    # edited action has to carry its digest.
+    edited_by: list[str] = []
+    edited_at: AwareDatetime | None = None
+    changes: list[FieldChange] = []
+    # For an open approval and the calling key: whether the caller has voted yes on the current action, why the caller
+    # cannot vote yes if so, and whether the caller may vote no.
+    voted: bool = False
     barred: str | None = None
     may_reject: bool = True
     requested_at: AwareDatetime
@@ -64,15 +81,23 @@ class Approval(View):
     resolved_at: AwareDatetime | None = None
 
 
-class Allow(Body):
-    """The body of a run's approve: yes to whatever it waits for. For yes to one exact action there is `Decide`."""
+# The message after the first of two votes.
+VOTE_RECORDED = "Your vote is recorded. One more approver is needed."
+
+
+class ApproveRequest(Body):
+    """Body to approve a run: yes to everything it waits for. With `digest`, yes to that exact action and no other.
+
+    If a person edited an action that the run waits for, its digest is required.
+    """
 
     reason: Text | None = None
+    digest: Name | None = None
     request_id: Name | None = None
 
 
 class Reject(Body):
-    """The body of reject. With `digest` the decision counts only for that exact action."""
+    """Body to reject. With `digest` the vote counts only for that exact action."""
 
     reason: Text | None = None
     digest: Name | None = None
@@ -80,21 +105,27 @@ class Reject(Body):
 
 
 class Decide(Reject):
-    """The body of approve. With `digest` the decision counts only for that exact action."""
+    """Body to approve. With `digest` the vote counts only for that exact action.
 
-    # Approve an edited action instead: these fields replace the proposed ones, and it is judged again.
+    Once a person has edited the action, the digest is required.
+    """
+
+    # Approve an edited action instead: these fields replace the proposed ones, and the policy evaluates it again.
     patch: Annotated[dict[str, Any] | None, AfterValidator(encodable)] = None
 
 
 class BulkDecide(Body):
+    """The same vote on several approvals. `digests` maps an approval's id to the digest of its action."""
+
     ids: Annotated[list[Id], Field(min_length=1, max_length=100)]
     decision: Literal["approve", "reject"]
+    digests: dict[Id, Name] | None = None
     reason: Text | None = None
     request_id: Name | None = None
 
 
 class Decided(View):
-    """What became of one id of a bulk decision."""
+    """The result for one id of a bulk vote."""
 
     id: str
     ok: bool
@@ -103,14 +134,31 @@ class Decided(View):
 
 
 class NewGrant(Body):
-    """An answer given in advance: this tool, these arguments, for so long. Never for `high` or two people."""
+    """A standing approval for one tool with fixed arguments, for a limited time.
+
+    It never covers tier `high` or a quorum of two.
+
+    A grant without arguments covers every call of the tool and requires `any_arguments`.
+    """
 
     tool: Name
     arguments: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
+    any_arguments: bool | None = None
     tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW
     expires_in: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600
     reason: Text | None = None
     request_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _says_what_it_covers(self) -> "NewGrant":
+        if not self.arguments and not self.any_arguments:
+            raise ValueError(
+                "A grant without arguments covers every call of the tool. Name the arguments that it covers in"
+                " `arguments`, or send `any_arguments: true`."
+            )
+        if self.arguments and self.any_arguments:
+            raise ValueError("`arguments` and `any_arguments: true` contradict each other. Send one of them.")
+        return self
 
 
 class Grant(View):

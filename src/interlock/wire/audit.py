@@ -1,22 +1,22 @@
-"""The audit chain, whether it holds, and the keys that sign it."""
+"""The audit chain, the result of checking it, and the keys that sign it."""
 
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from interlock.wire.grammar import Body, Id, View
+from interlock.wire.common import Body, Id, View
 from interlock.wire.runs import Event
 
 
 class AuditEntry(Event):
-    """An entry with its place in the tenant's chain, and the link that the next one is built on."""
+    """An entry with its position in the tenant's chain, and the link that the next entry is built on."""
 
     position: PositiveInt
     link: str
 
 
 class Broken(View):
-    """The first place where chain and journal differ. `position` is null where the chain never reached."""
+    """The first place where chain and journal differ. `position` is null if the chain never reached the entry."""
 
     position: int | None = None
     run_id: Id | None = None
@@ -30,7 +30,7 @@ class Broken(View):
 
 
 class AuditVerdict(View):
-    """`unsealed` entries are a second old at most: nothing is wrong with them, and nothing is proven yet."""
+    """The result of checking the chain. `unsealed` entries are at most about a second old and are not proven yet."""
 
     ok: bool
     events: NonNegativeInt
@@ -40,13 +40,13 @@ class AuditVerdict(View):
 
 
 class VerifyAudit(Body):
-    """Checkpoints that were kept elsewhere, as evidence has them."""
+    """Checkpoints that were kept elsewhere, in the form that evidence contains."""
 
     checkpoints: Annotated[list[dict[str, Any]], Field(max_length=1000)] = []
 
 
-class SigningKey(View):
-    """A public key; the private half never leaves the machine that signs."""
+class PublicKey(View):
+    """A public key. The private key never leaves the machine that signs."""
 
     key_id: str
     current: bool

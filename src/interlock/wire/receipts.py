@@ -1,15 +1,15 @@
-"""Receipts: what was done to the outside world."""
+"""Receipts: the effects of runs in other systems."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, NonNegativeInt
 
 from interlock.lifecycle import ReceiptState
-from interlock.wire.grammar import Body, Id, Name, Text, View, encodable
+from interlock.wire.common import Body, Id, Name, Text, View, encodable
 
 
 class Receipt(View):
-    """One effect on the outside world: what was attempted and what became of it, without the values."""
+    """One effect in another system: what was attempted and its result, without the values."""
 
     id: Id
     run_id: Id
@@ -20,6 +20,7 @@ class Receipt(View):
     attempt: NonNegativeInt
     request_metadata: Any = None
     response_metadata: Any = None
+    error: str | None = None
     reversible: bool = False
     undo: str | None = None
     reversal: dict[str, Any] | None = None
@@ -28,7 +29,7 @@ class Receipt(View):
 
 
 class ResolveReceipt(Body):
-    """What became of an effect in doubt. `output` is what the tool would have returned."""
+    """The resolution of an effect in doubt. `output` is what the tool would have returned."""
 
     outcome: Literal["happened", "did_not_happen", "fail"]
     output: Annotated[Any, AfterValidator(encodable)] = None

@@ -1,16 +1,32 @@
-"""Sessions: conversations with agents, and single acts of those that keep their own loop."""
+"""Sessions: conversations with agents, and tool calls of agents that keep their own loop."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, AwareDatetime, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from interlock.lifecycle import RunReason, RunState
-from interlock.wire.grammar import Body, Id, Name, View, encodable
+from interlock.wire.common import Body, Id, Name, View, encodable
+
+
+def why_cut(said: Mapping[str, Any]) -> str | None:
+    """Return why a model's answer is incomplete, or None if it is complete. `said` is the content of its message."""
+    if said.get("refusal"):
+        return "the model refused"
+    reason = said.get("finish_reason")
+    return _WHY_CUT.get(reason, f"it ended with {reason}") if reason else None
+
+
+_WHY_CUT = {
+    "length": "cut off where the model's limit of tokens was reached",
+    "content_filter": "cut off by the provider's content filter",
+    "error": "cut off by an error of the provider",
+}
 
 
 class Session(View):
-    """A conversation with an agent. `run_id` is the run under way; `waiting` messages come after it."""
+    """A conversation with an agent. `run_id` is the current run; `waiting` messages follow it."""
 
     id: Id
     agent: str
@@ -26,24 +42,24 @@ class Session(View):
 
 
 class NewSession(Body):
-    """Without `agent` it is the tenant's `assistant`, or the built-in one."""
+    """The body to open a session. Without `agent` it uses the tenant's `assistant`, or the built-in agent."""
 
     agent: Name | None = None
     auto_approve: bool = False
     request_id: Name | None = None
 
 
-# Long enough for a document, short enough to be stored with every event that quotes it.
-Said = Annotated[str, StringConstraints(min_length=1, max_length=200_000, pattern=r"^[^\x00]+$")]
+# Long enough for a document, and short enough to be stored with every event that quotes it.
+SessionMessages = Annotated[str, StringConstraints(min_length=1, max_length=200_000, pattern=r"^[^\x00]+$")]
 
 
 class NewMessage(Body):
-    """Without `session_id` it opens a session, with `agent` as in `NewSession`.
+    """A message to an agent. Without `session_id` it opens a session, with `agent` as in `NewSession`.
 
-    `auto_approve` lets pass what policy would ask one person about and is not high; it takes a key that may approve.
+    `auto_approve` approves calls that need one approver and are not tier `high`. It requires a key that may approve.
     """
 
-    content: Said
+    content: SessionMessages
     session_id: UUID | None = None
     agent: Name | None = None
     auto_approve: bool | None = None
@@ -52,7 +68,7 @@ class NewMessage(Body):
 
 
 class Sent(View):
-    """`run_id` is null while the message waits for the run before it."""
+    """A message that was sent. `run_id` is null while the message waits for the previous run."""
 
     session_id: Id
     run_id: Id | None = None
@@ -61,7 +77,7 @@ class Sent(View):
 
 
 class Message(View):
-    """What somebody said, and what became of it: `answer` is the agent's, when its run has ended."""
+    """A message and its result: `answer` is the agent's answer once the run has ended."""
 
     id: Id
     number: PositiveInt
@@ -83,16 +99,26 @@ class Agent(View):
     source: Any = None
 
 
-class NewAct(Body):
-    """One call of one tool, for an agent that keeps its own loop."""
+class NewToolCall(Body):
+    """One call of one tool, for an agent that keeps its own loop.
+
+    The server answers when the call has ended or needs an approval, or after `wait` seconds.
+    """
 
     tool: Name
-    args: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
+    # Each argument is an expression of the call's plan, and compiling the plan delays other requests.
+    args: Annotated[dict[str, Any], Field(max_length=200), AfterValidator(encodable)] = {}
+    wait: Annotated[float, Field(ge=0, le=60)] = 30.0
     request_id: Name | None = None
 
 
-class Act(View):
-    """`pending_approval`: people are asked; ask again by `id`, which is also its run's. `error` says why it failed."""
+class ToolCall(View):
+    """A tool call. While it is `pending_approval`, an approver has to decide.
+
+    Ask again with `id`, which is also the id of its run.
+
+    `error` says why a call failed.
+    """
 
     id: Id
     tool: str

@@ -1,15 +1,15 @@
-"""Tenants: what they may use, and the keys and secrets that act for them."""
+"""Tenants: their caps and usage, and their keys and secrets."""
 
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, SecretStr, StringConstraints
 
 from interlock.lifecycle import Term
-from interlock.wire.grammar import Body, Id, Name, View
+from interlock.wire.common import Body, Id, Name, ReadableName, View
 
 
 class Role(Term):
-    """What a key may do. Every role may also do what a viewer may."""
+    """The permissions of a key. Every role includes the permissions of a viewer."""
 
     VIEWER = "viewer", "Reads everything of its tenant."
     OPERATOR = "operator", "Starts, cancels and retries runs, sends events, and publishes workflows."
@@ -26,7 +26,7 @@ class Tenant(View):
     max_writes_per_run: int | None = None
     weight: float = 1
     created_at: AwareDatetime
-    # The tenant's first admin key, in the answer that created the tenant and never again.
+    # The tenant's first admin key. Only in the response that created the tenant.
     key: str | None = None
 
 
@@ -40,7 +40,7 @@ class NewTenant(Body):
 
 
 class ChangeTenant(Body):
-    """What is left out stays as it is; null takes a cap away."""
+    """The body to change a tenant. Omitted fields keep their value; null removes a cap."""
 
     max_concurrency: PositiveInt | None = None
     max_runs_per_min: PositiveInt | None = None
@@ -50,17 +50,17 @@ class ChangeTenant(Body):
 
 
 class WorkflowUsage(View):
-    """What a workflow with a cap of its own uses of it; the others share the tenant's."""
+    """The current usage of a workflow that has a cap. All other workflows share the tenant's cap."""
 
     workflow: str
     max_concurrency: PositiveInt
     in_flight: NonNegativeInt = 0
-    # Runs that could begin or go on, and wait for a worker or for the cap.
+    # Runs that could start or continue, and wait for a worker or for the cap.
     waiting: NonNegativeInt = 0
 
 
 class Usage(View):
-    """What a tenant uses of what it may use; a cap that is null is none."""
+    """The current usage of a tenant's caps. A cap of null means no cap."""
 
     tenant_id: Id
     tenant: str
@@ -68,11 +68,11 @@ class Usage(View):
     max_concurrency: int | None = None
     in_flight: NonNegativeInt = 0
     max_runs_per_min: int | None = None
-    # Places of the current minute that are taken, and runs that have one in a later minute.
+    # The starts used in the current minute, and the runs that are scheduled for a later minute.
     runs_this_minute: NonNegativeInt = 0
     runs_waiting: NonNegativeInt = 0
     max_writes_per_run: int | None = None
-    # Runs that a worker could take now; 10,000 stands for that many or more.
+    # Runs that a worker could take now; 10,000 means that many or more.
     ready: NonNegativeInt = 0
     workflows: list[WorkflowUsage] = []
 
@@ -85,27 +85,37 @@ class Key(View):
     groups: list[str] = []
     created_at: AwareDatetime
     revoked_at: AwareDatetime | None = None
-    # The secret, in the answer that created the key and never again.
+    # The secret of the key. Only in the response that created it.
     key: str | None = None
 
 
 class NewKey(Body):
-    name: Name
+    name: ReadableName
     role: Role
-    workspace_id: Name | None = None
-    groups: list[Name] = []
+    workspace_id: ReadableName | None = None
+    groups: list[ReadableName] = []
     request_id: Name | None = None
+
+
+ToolPattern = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z_][A-Za-z0-9_.*-]{0,199})$")]
 
 
 class SetSecret(Body):
     value: SecretStr
+    # Names of the tools that may use the value, and patterns such as `shop.*`; `*` matches every tool. The list is
+    # empty for a secret that only triggers use.
+    tools: list[ToolPattern]
+    # The workspaces whose runs and triggers may use it. If omitted, all of the tenant may.
+    workspaces: list[Name] | None = None
     request_id: Name | None = None
 
 
 class StoredSecret(View):
-    """A secret's name and history; its value is never shown again."""
+    """The name and history of a secret. No response contains its value."""
 
     name: str
     version: PositiveInt
+    tools: list[str]
+    workspaces: list[str] | None = None
     created_at: AwareDatetime
     created_by: str

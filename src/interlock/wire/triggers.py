@@ -1,22 +1,22 @@
-"""What starts a run, or wakes it: triggers, schedules and events from outside."""
+"""Sources of runs and wake-ups: triggers, schedules and external events."""
 
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, StringConstraints
 
-from interlock.wire.grammar import Body, Id, Name, View, encodable
+from interlock.wire.common import Body, Id, Name, View, encodable
 
 
 class StoredTrigger(View):
-    """A trigger: what starts its workflow, and where deliveries go."""
+    """A trigger: the workflow it starts, and the URL for deliveries."""
 
     name: str
     kind: str
     workflow: str
-    # Where its sender posts; commands go to Slack's own address.
+    # The URL for the sender's deliveries. Slack commands use the URL of the Slack app instead.
     path: str
-    # The name of whose key it acts with.
+    # The name of the owner of the key that the trigger acts with.
     acts_as: str
     workspace_id: str | None = None
     digest: str
@@ -26,9 +26,9 @@ class StoredTrigger(View):
 
 
 class TestTrigger(Body):
-    """An event to try a trigger on: nothing is started."""
+    """A sample event to test a trigger with. Nothing is started."""
 
-    __test__ = False  # to pytest's collector its name looks like a test
+    __test__ = False  # without it, pytest would collect the class as a test
 
     payload: Annotated[Any, AfterValidator(encodable)] = None
     # push, or pull_request.opened
@@ -36,21 +36,25 @@ class TestTrigger(Body):
     headers: dict[str, str] = {}
 
 
-class Tried(View):
-    """What an event would start."""
+class TriggerPreview(View):
+    """What a delivery would start.
 
+    The outcome `starts`: a run with this `input`. `ignored`: nothing, for this `reason`. `refused`: the sender would
+    get an error, because an expression has no value, or because the trigger's key or workflow was removed.
+    """
+
+    outcome: Literal["starts", "ignored", "refused"]
     starts: bool
     workflow: str
     input: dict[str, Any] | None = None
-    # Why it starts nothing.
     reason: str | None = None
 
 
 class Accepted(View):
-    """What became of a delivery."""
+    """The result of a delivery."""
 
-    # started; ignored, with the reason; or processing, when the first delivery of it is still under way
-    outcome: Literal["started", "ignored", "processing"]
+    # If the delivery was ignored, `reason` says why.
+    outcome: Literal["started", "ignored"]
     run_id: Id | None = None
     workflow: str | None = None
     reason: str | None = None
@@ -62,7 +66,7 @@ class NewSchedule(Body):
     timezone: Name = "UTC"
     workflow: Name
     input: Annotated[dict[str, Any], AfterValidator(encodable)] = {}
-    # What becomes of slots that passed while nothing ran: none of them, the last one, or all.
+    # Which slots that passed while no server ran are started later: none, the last one, or all.
     missed: Literal["skip", "last", "all"] = "last"
     request_id: Name | None = None
 
@@ -76,10 +80,10 @@ class Schedule(View):
     missed: str
     acts_as: str
     workspace_id: str | None = None
-    # Null while it is paused.
+    # Null while the schedule is paused.
     next_at: AwareDatetime | None = None
     paused_at: AwareDatetime | None = None
-    # Why it was paused, if not by a person.
+    # Why the schedule was paused, unless a person paused it.
     paused_why: str | None = None
     last_slot: AwareDatetime | None = None
     last_run_id: Id | None = None
@@ -93,7 +97,7 @@ def _event_type(value: str) -> str:
 
 
 class SendEvent(Body):
-    """Something that happened outside. The same `id` again is the same event."""
+    """An external event to publish. The same `id` identifies the same event."""
 
     type: Annotated[str, AfterValidator(_event_type)]
     correlation: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
@@ -102,8 +106,8 @@ class SendEvent(Body):
     request_id: Name | None = None
 
 
-class OutsideEvent(View):
-    """An event and, once it was matched, the step that had waited for it."""
+class ReceivedEvent(View):
+    """An external event and, once it was matched, the step that waited for it."""
 
     id: str
     type: str
@@ -118,7 +122,7 @@ class OutsideEvent(View):
     consumed_at: AwareDatetime | None = None
 
 
-class SentEvent(OutsideEvent):
-    """`matched`: a step had waited for it. Else it is kept until `expires_at`."""
+class SentEvent(ReceivedEvent):
+    """A published event. `matched`: a step was waiting for it. Otherwise it is stored until `expires_at`."""
 
     matched: bool

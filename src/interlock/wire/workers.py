@@ -1,4 +1,4 @@
-"""Workers, their supervisors, and the jobs that they are reserved for."""
+"""Workers, their supervisors, and jobs with reserved workers."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -6,14 +6,16 @@ from uuid import UUID
 from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from interlock.lifecycle import JobState, WorkerState
-from interlock.wire.grammar import Body, Id, Name, StateChange, Text, View
+from interlock.wire.common import Body, Id, Name, StateChange, Text, View
 from interlock.wire.runs import Input
 
 
-class Worker(View):
-    """`pid` is there when its process is; `job_id`: the job that it is reserved for; `tenants` null: it serves all.
+class WorkerView(View):
+    """A worker.
 
-    `log`: the file on its host that its supervisor has it write to; null if it has none.
+    `pid` is its process; `job_id` is the job that it is reserved for; `tenants` is null if it serves all tenants.
+
+    `log` is the file on its host that its supervisor redirects its output to; null if it has none.
     """
 
     id: Id
@@ -29,8 +31,12 @@ class Worker(View):
     job_id: Id | None = None
     supervisor_id: Id | None = None
     log: str | None = None
+    # Metadata given by the creator of the worker.
+    metadata: dict[str, Any] = {}
     holds: NonNegativeInt = 0
     heartbeat_at: AwareDatetime
+    # The later of its last heartbeat and its last transition.
+    updated_at: AwareDatetime
     started_at: AwareDatetime
     stopped_at: AwareDatetime | None = None
     state_history: list[StateChange] | None = None
@@ -40,7 +46,7 @@ Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
 
 
 class NewWorker(Body):
-    """A worker that a supervisor will start. `tenants` by name; without it, it serves all."""
+    """A worker that a supervisor will start. `tenants` are names; without them it serves all tenants."""
 
     name: Name | None = None
     workspace_id: Name | None = None
@@ -48,18 +54,23 @@ class NewWorker(Body):
     labels: Annotated[list[Label], Field(min_length=1, max_length=20)] = ["default"]
     tenants: Annotated[list[Name], Field(min_length=1, max_length=100)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    metadata: Input = {}
     request_id: Name | None = None
 
 
 class Order(Body):
-    """What a worker is told, and why."""
+    """A command to a worker, with a reason."""
 
     reason: Text | None = None
     request_id: Name | None = None
 
 
-class Supervisor(View):
-    """`wished` processes it keeps alive, `workers` it has; `reason` says why it has fewer."""
+class SupervisorView(View):
+    """A supervisor of worker processes.
+
+    `wished` is the number of processes that it keeps alive, `workers` the current number; `reason` explains a
+    shortfall.
+    """
 
     id: Id
     host: str
@@ -73,7 +84,7 @@ class Supervisor(View):
 
 
 class NewJob(Body):
-    """One run for each of the inputs, done by workers that are reserved for it."""
+    """The body to start one run for each input, on workers that are reserved for the job."""
 
     task_description: Text
     workflow: Name
@@ -85,7 +96,7 @@ class NewJob(Body):
     request_id: Name | None = None
 
 
-class Progress(View):
+class JobProgress(View):
     done: NonNegativeInt
     total: NonNegativeInt
     succeeded: NonNegativeInt = 0
@@ -113,7 +124,7 @@ class Job(View):
     status: JobState
     reason: str | None = None
     requested_by: str = ""
-    progress: Progress
+    progress: JobProgress
     workers: list[JobWorker] = []
     deadline_at: AwareDatetime | None = None
     created_at: AwareDatetime
@@ -126,8 +137,8 @@ class JobTree(Job):
     children: list["JobTree"] = []
 
 
-class JobEvent(View):
-    """A line of a job's history: a transition, or how far it got."""
+class JobHistoryEvent(View):
+    """A line of a job's history: a transition or its progress."""
 
     seq: NonNegativeInt
     type: str

@@ -1,11 +1,11 @@
-"""Workflows, flows and tools: what can be run."""
+"""Workflows, flows and tools: everything that can be run."""
 
 from typing import Any
 
 from pydantic import AwareDatetime
 
 from interlock.lifecycle import Tier
-from interlock.wire.grammar import View
+from interlock.wire.common import View
 
 
 class Workflow(View):
@@ -13,6 +13,7 @@ class Workflow(View):
     version: int
     digest: str
     created_at: AwareDatetime
+    created_by: str | None = None
     source: Any = None
 
 
@@ -26,7 +27,7 @@ class Tool(View):
 
 
 class Flow(View):
-    """A Python flow that is deployed; runs keep the version they began with."""
+    """A deployed Python flow. Runs keep the version they started with."""
 
     name: str
     version: str

@@ -1,72 +1,107 @@
-"""Getting runs: a worker claims them from the queue in batches, and keeps a seat for one that need not queue."""
+"""Getting runs: a worker claims batches from the queue, and offers a dispatch slot for a run that skips the queue."""
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from interlock.engine import leases
 from interlock.engine.workers import DEFAULT_LABEL
-from interlock.lifecycle import WorkerState
+from interlock.errors import Unavailable
 from interlock.store.pool import TRANSIENT, Tx, behind_pooler, connect, connection_options
 from interlock.telemetry import log
-from interlock.waiting import either
+from interlock.timeouts import wait_for_event
 
 if TYPE_CHECKING:
-    from interlock.worker.loop import Worker
+    from interlock.worker.worker import Worker
 
-# When there is work but its lanes are locked by others at this moment.
+# Used when there is work but other workers have locked its queues.
 _BUSY_RETRY_SECONDS = 0.003
-# How many rounds of the event loop runs that were just claimed get, to come to their tools, before the next statement.
+# Rounds of the event loop that newly claimed runs get to start their tools before the next SQL statement.
 _HEAD_START = 4
-# A worker with so many places always keeps one of them as its seat, whatever waits in the queue; a smaller one only
-# while it has nothing to do.
+# A worker with at least this capacity always keeps one place as its dispatch slot. A smaller worker offers a slot only
+# while it is idle.
 _MANY_PLACES = 20
-# A worker claims when a quarter of its places is free. If fewer are, it waits so long for more of them and then claims
-# for those, since the runs in the other places may stay for hours.
+# A worker claims when a quarter of its places is free. With fewer free places it waits this long for more and then
+# claims anyway, because the runs in the other places may stay for hours.
 _BITE_PATIENCE_SECONDS = 0.02
+# A worker that replaces a lost one first claims this many runs. The limit doubles after each interval.
+_FIRST_RUNS = 4
+_DOUBLES_AFTER_SECONDS = 1.0
+
+_AWAY: tuple[type[Exception], ...] = (Unavailable, *TRANSIENT)
+
+
+class SlowStart:
+    """Limits how many runs the replacement of a lost worker may hold: a few first, then twice as many every second.
+
+    The cause of the missed heartbeats may persist. Taking all runs at once would make this worker miss its heartbeats
+    too.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        self._since = self._clock()
+
+    @property
+    def is_on(self) -> bool:
+        return self._since is not None
+
+    def most(self, capacity: int) -> int:
+        if self._since is None:
+            return capacity
+        doublings = int((self._clock() - self._since) / _DOUBLES_AFTER_SECONDS)
+        most = _FIRST_RUNS << min(doublings, 30)
+        if most >= capacity:
+            self._since = None
+        return min(most, capacity)
 
 
 class Claimer:
-    """`channel`: where the worker hears of a run that was put on its seat."""
+    """Claims runs for a worker. `channel` carries the notifications for runs dispatched to the worker's slot."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
         self.channel = f"interlock_{uuid4().hex}"
-        # Whether the seat is open. Then the next run may be put there at any moment, so its place counts as taken.
+        # Whether the dispatch slot is open. A run may arrive there at any moment, so its place counts as taken.
         self._has_seat = False
-        # How often that changed. An answer of the database is about the seat as it was when the question was sent.
+        # How often that changed. A database answer describes the slot at the time of the query.
         self.changes = 0
-        # Wakes the claimer; `_may_claim` is set too when there may be work in the queue, and not only more room here.
+        # Wakes the claimer. `_may_claim` is set too if the queue may have work; otherwise only capacity was freed.
         self._stir = asyncio.Event()
         self._may_claim = True
-        # The database may think that more runs are ours than we know of: somebody said so (`_forgot`), or a claim was
-        # cut off and its answer was lost (`_unsure`).
+        # The database may assign us runs that we do not know: another component reported it (`_forgot`), or a claim was
+        # interrupted and its answer lost (`_unsure`).
         self._forgot = False
         self._unsure = False
-        # The queue has nothing for us. Until that changes, the seat is opened with the write that frees the last place.
+        # The queue has no work for us. Until that changes, the write that frees the last place also opens the slot.
         self._is_resting = False
-        # While we ask the database which runs it thinks are ours: those that we took up since the question was sent.
+        # Runs that we took up while a query for the runs leased to us is in progress.
         self._meanwhile: set[UUID] | None = None
-        # Runs that were found by asking. The notification that they were put on our seat may still come, perhaps when
-        # they are done.
+        # Runs found by that query. The notification of their dispatch may still arrive, perhaps after they are done.
         self._found: deque[UUID] = deque(maxlen=1000)
-        # Which pool is asked first; the pools take turns.
+        # The index of the pool to ask first; the pools take turns.
         self._turn = 0
+        self.slow_start = SlowStart()
 
     # ------------------------------------------------------------ what others tell it
 
     def look(self) -> None:
-        """There may be something to claim."""
+        """Note that the queue may have work."""
         self._may_claim = True
         self._stir.set()
 
     def stir(self) -> None:
-        """There is more room, or less to do."""
+        """Note that capacity was freed or the load changed."""
         self._stir.set()
 
     def remember(self) -> None:
-        """The database may think that more is ours than we know of."""
+        """Note that the database may have leased runs to us that we do not know of."""
         self._forgot = True
         self.look()
 
@@ -75,7 +110,7 @@ class Claimer:
         self._stir.set()
 
     def seat_is(self, is_open: bool, changes: int) -> None:
-        """What the database says about the seat. `changes` is how often it had changed when the question was sent."""
+        """Apply the slot state that the database reported. `changes` is the change count when the query was sent."""
         if changes != self.changes:
             return
         if is_open != self._has_seat:
@@ -91,15 +126,17 @@ class Claimer:
             self._meanwhile.add(run_id)
 
     def on_seated(self, payload: str) -> None:
-        """A run was put on the seat, and this is its row. If it is empty, the row was too large to be sent, or
-        notifications may have been missed."""
+        """Start the run that was dispatched to the slot; `payload` is its row.
+
+        An empty payload means that the row was too large to send, or that notifications may have been missed.
+        """
         worker = self._worker
         if not payload:
             self.remember()
-        elif worker.is_alive and (row := leases.seated(payload, worker.me)) is not None:
+        elif worker.is_alive and (row := leases.dispatched(payload, worker.me)) is not None:
             self._note_seat(False)
             if row["id"] not in self._found:
-                worker.take_up([row])
+                worker.start_driver([row])
 
     @property
     def is_full(self) -> bool:
@@ -107,18 +144,24 @@ class Claimer:
 
     @property
     def room(self) -> int:
-        """Free places for runs of the queue, if a seat that is only open for want of work is closed for them."""
-        return self._worker.capacity - len(self._worker.drivers) - self._always_seats
+        """Return the free places for queued runs.
+
+        A slot that is open only because the worker is idle counts as free.
+        """
+        worker = self._worker
+        if worker.trials.alone is not None:
+            return 0
+        return self.slow_start.most(worker.capacity) - len(worker.drivers) - self._always_seats
 
     @property
     def _room(self) -> int:
-        """Free places for runs of the queue, as things are."""
+        """Return the free places for queued runs, without the place of an open slot."""
         return self.room - (self._has_seat and not self._always_seats)
 
     @property
     def _may_seat(self) -> bool:
         worker = self._worker
-        return worker.orders.status == WorkerState.RUNNING and DEFAULT_LABEL in worker.pools() and not worker.draining
+        return worker.may_begin and DEFAULT_LABEL in worker.pools() and not worker.draining
 
     @property
     def _always_seats(self) -> bool:
@@ -135,8 +178,10 @@ class Claimer:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await connect(connection_options(worker.database))
+                        if worker.look_back is not None:
+                            await worker.look_back()  # a restore breaks every connection
                     await self._claim_forever(Tx(connection))
-                except TRANSIENT as error:
+                except _AWAY as error:
                     log.warning("claim_retry", error=str(error) or type(error).__name__)
                     if connection is not None:
                         connection.terminate()
@@ -147,10 +192,10 @@ class Claimer:
                 connection.terminate()
 
     async def _claim_forever(self, tx: Tx) -> None:
-        """Until the worker drains, or the connection breaks."""
+        """Claim until the worker drains or the connection breaks."""
         worker = self._worker
         while not worker.draining:
-            if self._unsure or self._forgot:
+            if (self._unsure or self._forgot) and worker.database.went_back is None:
                 await self.take_up_forgotten(tx)
                 self._unsure = False
             if not await self._enough_room(tx):
@@ -162,23 +207,23 @@ class Claimer:
                 await self._sleep(tx, pause)
 
     async def leave(self) -> None:
-        """Nothing more may come: the seat goes, and what was put on it meanwhile is taken up to be given back."""
+        """Close the slot. Take up any run dispatched to it before that, so that it can be given back."""
         async with self._worker.database.connection() as connection:
             if self._has_seat and not await self._close_seat(Tx(connection)):
                 await self.take_up_forgotten(Tx(connection))
 
     async def _enough_room(self, tx: Tx) -> bool:
-        """Wait until a quarter of the places is free, since a claim costs nearly the same for one run as for many.
+        """Wait until a quarter of the places is free, because a claim costs nearly the same for one run as for many.
 
-        False: the worker drains, and claims nothing any more.
+        Return False if the worker is draining and claims no more.
         """
         worker = self._worker
         bite = max(1, worker.capacity // 4)
         clock, since = asyncio.get_running_loop().time, float("inf")
         if self._has_seat and not self._always_seats and (worker.drivers or self._room < bite):
-            await self._close_seat(tx)  # it was open for want of work, and its place is needed for runs of the queue
+            await self._close_seat(tx)  # the slot was open because the worker was idle, and queued runs need its place
         while not worker.draining and worker.drivers and self._room < bite:
-            if self._forgot:
+            if self._forgot and worker.database.went_back is None:
                 await self.take_up_forgotten(tx)
                 continue
             self._stir.clear()
@@ -190,17 +235,17 @@ class Claimer:
             since = min(since, clock())
             if (left := since + _BITE_PATIENCE_SECONDS - clock()) <= 0:
                 break
-            await either(self._stir, left)
+            await wait_for_event(self._stir, left)
         return not worker.draining
 
     async def _claim(self, tx: Tx) -> float:
-        """Claim, and say how long to sleep: not at all while there may be more, else until a notification."""
+        """Claim, and return how long to sleep: 0 if there may be more work, else until a notification."""
         worker = self._worker
         self._stir.clear()
-        if worker.orders.status == WorkerState.RUNNING and self.is_full:
-            return _BUSY_RETRY_SECONDS  # the run that took the seat is on its way
+        if worker.may_begin and self.is_full:
+            return _BUSY_RETRY_SECONDS  # the run that took the slot has not arrived yet
         self._may_claim = False
-        if worker.orders.status != WorkerState.RUNNING:
+        if not worker.may_begin:
             return worker.settings.poll_seconds
         pools = worker.pools()
         self._turn = first = (self._turn + 1) % len(pools)
@@ -209,7 +254,7 @@ class Claimer:
     async def _claim_from(self, tx: Tx, pool: str) -> float:
         worker, poll_seconds = self._worker, self._worker.settings.poll_seconds
         claim = await leases.claim(tx, worker.database.clock(), worker.me, self._room, pool, worker.tenants)
-        worker.take_up(claim.runs)
+        worker.start_driver(claim.runs)
         if claim.dry:
             for _ in range(_HEAD_START):
                 await asyncio.sleep(0)
@@ -217,13 +262,13 @@ class Claimer:
                 return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
         if len(claim.dry) < claim.lanes:
             return 0.0
-        # Either there is no more work, or the lanes that have some are locked at this moment by whoever changes them.
+        # Either the queue is empty, or other transactions have locked the queues that have work.
         if not await tx.value("work_is_waiting_in", [pool], worker.tenants):
             return poll_seconds
         return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
 
     async def take_up_forgotten(self, tx: Tx) -> None:
-        """What the database thinks that we hold and we do not: an answer was lost on its way, or a driver failed."""
+        """Take up runs that the database leases to us but we do not hold: an answer was lost, or a driver failed."""
         worker = self._worker
         self._forgot = False
         self._meanwhile = set(worker.drivers)  # one of them may be leaving at this moment
@@ -234,14 +279,14 @@ class Claimer:
             self._meanwhile = None
         rows = [row for row in held if row["id"] not in known]
         self._found.extend(row["id"] for row in rows)
-        worker.take_up(rows)
+        worker.start_driver(rows)
 
     # ------------------------------------------------------------ nothing to claim
 
     async def _sleep(self, tx: Tx, seconds: float) -> None:
-        """Until there may be something to claim."""
+        """Sleep until there may be something to claim."""
         if seconds < self._worker.settings.poll_seconds:
-            await either(self._stir, seconds)
+            await wait_for_event(self._stir, seconds)
             return
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
@@ -250,35 +295,37 @@ class Claimer:
             while not self._may_claim and not self._worker.draining and (left := until - clock()) > 0:
                 self._stir.clear()
                 await self._open_seat(tx)
-                await either(self._stir, left)
+                await wait_for_event(self._stir, left)
         finally:
             self._is_resting = False
 
-    def seat_after(self, leaving: set[UUID]) -> leases.Seat | None:
-        """The seat to open with the write with which these runs leave, if there is one to open."""
+    def seat_after(self, leaving: set[UUID]) -> leases.DispatchSlot | None:
+        """Return the dispatch slot to open in the write that releases these runs, or None."""
         return self._seat_to_open(len(self._worker.drivers.keys() - leaving))
 
     async def _open_seat(self, tx: Tx) -> None:
         if (seat := self._seat_to_open(len(self._worker.drivers))) is not None:
-            await leases.open_seat(tx, self._worker.me, seat)
+            await leases.offer_slot(tx, self._worker.me, seat)
 
-    def _seat_to_open(self, holding: int) -> leases.Seat | None:
-        """A seat if there is a place for one, given how many runs we hold, and if notifications reach us. It counts as
-        open from now on: a run may be put there before the answer comes that says so."""
+    def _seat_to_open(self, holding: int) -> leases.DispatchSlot | None:
+        """Return a slot if a place is free, given the number of runs held, and if notifications arrive.
+
+        The slot counts as open from now on: a run may be dispatched to it before the database's answer arrives.
+        """
         worker = self._worker
-        if self._has_seat or not self._may_seat or not worker.hears:
+        if self._has_seat or not self._may_seat or not worker.has_notifications:
             return None
         if self._always_seats:
-            free = holding < worker.capacity
+            free = holding < self.slow_start.most(worker.capacity)
         else:
             free = not holding and self._is_resting and not self._may_claim
         if not free:
             return None
         self._note_seat(True)
-        return leases.Seat(worker.me.actor, self.channel, worker.tenants)
+        return leases.DispatchSlot(worker.me.actor, self.channel, worker.tenants)
 
     async def _close_seat(self, tx: Tx) -> bool:
-        """False: a run was put there, and is on its way to us."""
+        """Return False if a run was already dispatched to the slot; it arrives soon."""
         if not await leases.close_seat(tx, self._worker.me):
             return False
         self._note_seat(False)

@@ -1,26 +1,31 @@
-"""The executor: one attempt at one step. Perform the call, say how it went.
+"""The executor: perform one attempt at one step and return its outcome.
 
-A call goes through these functions from top to bottom: what a tool raises becomes an outcome (`attempt`), secrets are
-put into its arguments (`perform`), it runs under its time-out (`call_tool`), and what it returned is made fit to be
-kept (`finish`). That it is allowed, and that its intent is stored, was seen to before: see `passage`.
+A call passes through these functions from top to bottom: `attempt` turns exceptions into an outcome, `perform` fills
+secrets into the arguments, `call_tool` applies the time-out, and `finish` encodes the result for storage. Admission has
+already allowed the call and stored its intent: see `admission`.
 """
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from interlock import tracing
+from interlock.engine.answers import with_answers
+from interlock.engine.secrets import Use
 from interlock.errors import Retryable, Terminal, Unavailable
 from interlock.telemetry import scrubbed_lines
-from interlock.tools import Canceled, Veil
-from interlock.worker.call import Call, Workshop
-from interlock.worker.outcome import Done, Failed, Interrupted, NotBegun, Outcome, describe, failure, is_cut_off
-from interlock.worker.output import encode_output
-from interlock.worker.spans import traced_attempt, traced_tool
-from interlock.worker.threads import in_thread
+from interlock.tools import Canceled, RegisteredTool, Veil
+from interlock.worker.local_lease import Lapsed
+from interlock.worker.outcome import CallOutcome, Done, Failed, Interrupted, NotBegun, describe, failure, is_cut_off
+from interlock.worker.output_encoding import dropped_output, encode_output
+from interlock.worker.thread_runner import in_thread
+from interlock.worker.tool_call import ExecutionResources, PreparedCall
+from interlock.worker.tracing import traced_attempt, traced_tool
 
 
-async def execute(shop: Workshop, call: Call) -> Outcome:
+async def execute(shop: ExecutionResources, call: PreparedCall) -> CallOutcome:
     if tracing.spans is None:
         outcome = await attempt(shop, call)
     else:
@@ -29,9 +34,11 @@ async def execute(shop: Workshop, call: Call) -> Outcome:
     return outcome
 
 
-async def attempt(shop: Workshop, call: Call) -> Outcome:
+async def attempt(shop: ExecutionResources, call: PreparedCall) -> CallOutcome:
     try:
         result = await perform(shop, call)
+    except Lapsed:
+        return Interrupted(begun=False)  # the driver stops too; another worker continues
     except (asyncio.CancelledError, Canceled, Exception, SystemExit) as error:
         if isinstance(error, (asyncio.CancelledError, Canceled, NotBegun)) and told_to_stop():
             return Interrupted(begun=not isinstance(error, NotBegun))
@@ -41,14 +48,17 @@ async def attempt(shop: Workshop, call: Call) -> Outcome:
 
 
 def told_to_stop() -> bool:
-    """Whether the worker canceled this task. If it did not, the cancellation is of something that the tool awaited
-    itself, and to the run that is a failure like any other."""
+    """Return True if the worker canceled this task.
+
+    Otherwise something that the tool awaited was canceled, which is an ordinary failure to the run.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-async def perform(shop: Workshop, call: Call) -> Any:
-    # Secrets are filled in here and nowhere earlier: what is proposed, judged, shown and journaled has their names.
+async def perform(shop: ExecutionResources, call: PreparedCall) -> Any:
+    # Secrets are filled in here and not earlier: the proposed, judged, displayed and journaled call has only their
+    # names.
     arguments = await fill(shop, call)
     if call.context.scrubber is None:
         return await run_tool(shop, call, arguments)
@@ -56,68 +66,94 @@ async def perform(shop: Workshop, call: Call) -> Any:
         return await run_tool(shop, call, arguments)
 
 
-async def fill(shop: Workshop, call: Call) -> dict[str, Any]:
-    """The arguments with the values of the secrets they name.
+async def fill(shop: ExecutionResources, call: PreparedCall) -> dict[str, Any]:
+    """Return the arguments with the values of the secrets they name.
 
-    The input is rendered a second time, with the values in place of the names. Searching the first rendering for names
-    could replace what only looks like one.
+    The input is rendered a second time with the values in place of the names. Searching the first rendering for names
+    could replace text that only looks like one.
     """
     names = {name for asked in call.fold.secrets.values() for name in asked}
     if not names:
         return call.arguments
     try:
-        opened = await shop.secrets.open(call.context.tenant_id, names)
+        use = Use(call.origin.workspace_id, call.tool.name)
+        opened = await shop.secrets.open(call.origin.tenant_id, names, use)
     except Unavailable as error:
-        raise Retryable(error.detail) from None  # nothing was begun
+        raise Retryable(error.detail) from None  # nothing has started yet
     call.hide(opened.values.values(), opened.scrubber)
-    return call.tool.validated(call.fold.input(call.scope, opened.values), show_input=False)
+    render = partial(call.fold.input, call.scope, opened.values)
+    return call.tool.validated(await with_answers(call.context.tenant_id, render), show_input=False)
 
 
-async def run_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+async def run_tool(shop: ExecutionResources, call: PreparedCall, arguments: dict[str, Any]) -> Any:
     try:
         if tracing.spans is None:
             return await call_tool(shop, call, arguments)
         return await traced_tool(tracing.spans, call, call_tool(shop, call, arguments))
-    except (asyncio.CancelledError, Canceled, Exception, SystemExit, GeneratorExit):
+    except (asyncio.CancelledError, Canceled, Lapsed, Exception, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        # A panic of a library in Rust, or a KeyboardInterrupt that the tool raised: the attempt failed, the worker did
-        # not, so it becomes an error that `attempt` can sort.
+        # A panic in a Rust library, or a KeyboardInterrupt raised by the tool: the attempt failed but the worker did
+        # not, so turn it into an error that `attempt` can classify.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-async def call_tool(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+async def call_tool(shop: ExecutionResources, call: PreparedCall, arguments: dict[str, Any]) -> Any:
+    function = await connected(call.tool)
+    call.context.begins(call.timeout)
     if call.timeout is None:
-        return await invoke(shop, call, arguments)
+        return await invoke(shop, call, function, arguments)
     try:
         async with asyncio.timeout(call.timeout) as limit:
-            return await invoke(shop, call, arguments)
+            return await invoke(shop, call, function, arguments)
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"{call.tool.name} took longer than {call.timeout:g} s") from None
         raise
 
 
-async def invoke(shop: Workshop, call: Call, arguments: dict[str, Any]) -> Any:
+async def connected(tool: RegisteredTool) -> Callable[..., Any]:
+    """Return the function to call. Connecting, if the tool needs it, does not count towards the call's time-out."""
+    if tool.connect is None:
+        return tool.function
+    try:
+        return await tool.connect()
+    except (Retryable, Terminal):
+        raise
+    except (asyncio.CancelledError, Exception) as error:
+        raise NotBegun(f"{tool.name} could not connect: {str(error) or type(error).__name__}") from None
+
+
+async def invoke(
+    shop: ExecutionResources, call: PreparedCall, function: Callable[..., Any], arguments: dict[str, Any]
+) -> Any:
     args = (call.context,) if call.tool.wants_context else ()
     if call.tool.is_async:
-        return await call.tool.function(*args, **arguments)
+        with shop.lease.acting(call.context.run_id, call.context.step, call.tool.name):
+            return await function(*args, **arguments)
     return await in_thread(shop, call, args, arguments)
 
 
-def finish(shop: Workshop, call: Call, result: Any) -> Outcome:
-    """The tool has done it. If what it returned cannot be kept, the step fails; what was done stays done."""
+def finish(shop: ExecutionResources, call: PreparedCall, result: Any) -> Done | Failed:
+    """Encode the result of a tool that returned.
+
+    A write whose output cannot be stored is still done, with a marker as its output: a failure would cause a retry. A
+    read exists only for its output, so it fails.
+    """
     try:
         return Done(keep(shop, call, result), call.context)
     except Terminal as error:
-        return Failed(describe(error, call.context.scrubber), False, None, call.context, happened=True)
+        if call.tool.writes:
+            why = describe(error, call.context.scrubber)["message"]
+            return Done(dropped_output(call.tool, why), call.context)
+        return failure(error, call.context)
 
 
-def keep(shop: Workshop, call: Call, result: Any) -> str:
-    """The output as it is kept: without what the tool calls secret, and without any secret that it was given."""
+def keep(shop: ExecutionResources, call: PreparedCall, result: Any) -> str:
+    """Return the output to store, without the tool's secret fields and without the secrets passed to the tool."""
     veil = Veil()
     output = encode_output(result, shop.max_output_bytes, call.tool, veil)
     call.hide(veil.hidden)
     scrubber = call.context.scrubber
-    # By `json` and not by orjson, which would read an integer of more than 64 bits as a float.
+    # Use `json`, not orjson: orjson would read an integer of more than 64 bits as a float.
     return output if scrubber is None else json.dumps(scrubber.scrub(json.loads(output)), ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""The gate: what a tool does is judged by its tenant's policy, and refused, held for people, or let through.
+"""The gate: judges each tool call by the tenant's policy, which denies it, holds it for approval, or allows it.
 
-Every write is. A read is where the policy has a rule that could say anything but yes.
+Every write is judged. A read is judged only if a rule of the policy could deny or hold it.
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ from interlock.definition.plan import EXPIRES_IN
 from interlock.engine import grants
 from interlock.engine.policies import Policies, asker_of, circumstances
 from interlock.governance.action import ProposedAction
-from interlock.governance.policy import Answer, Decision
+from interlock.governance.policy import Decision, PolicyAnswer
 from interlock.governance.quorum import Demand, in_advance
-from interlock.journal import StepFold
+from interlock.journal import StepSnapshot
 from interlock.lifecycle import Term, Tier
-from interlock.store.pool import FOREVER, Database, Row
+from interlock.store.pool import NO_TIMEOUT, Database, Row
 from interlock.telemetry import log
 
 
@@ -26,8 +26,8 @@ class Deny:
     decision: Decision
 
 
-class Again(Term):
-    """Why people are asked once more about what they had said yes to."""
+class ReapprovalReason(Term):
+    """Why people must approve again an action that they had approved."""
 
     ACTION = "action_digest_mismatch", "it is another action than the one that was approved"
     POLICY = "policy_version_mismatch", "the policy was changed after it was approved"
@@ -36,102 +36,106 @@ class Again(Term):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class RequireApproval:
     decision: Decision
     about: dict[str, Any]
-    again: Again | None = None
+    again: ReapprovalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Allow:
     """Allowed by policy, or by people for exactly this action."""
 
     decision: Decision
     approval_id: UUID | None = None
-    # An approval, a standing grant, or the sender of a message to an agent.
+    # An approval, a grant, or the sender of a message to an agent.
     allowed_by: str | None = None
 
     def grounds(self) -> dict[str, Any]:
-        """As the journal has them."""
+        """Return the decision and its source as the journal stores them."""
         grounds: dict[str, Any] = {"decision": self.decision.recorded()}
         return grounds | {"allowed_by": self.allowed_by} if self.allowed_by else grounds
 
 
-Verdict = Deny | Hold | Pass
+Verdict = Deny | RequireApproval | Allow
 
 
-class Gate:
+class PolicyGate:
     def __init__(self, database: Database, policies: Policies) -> None:
         self._database = database
         self._policies = policies
 
     def lets_read(self, tenant_id: UUID, tool: str) -> bool:
-        """Without asking anybody: the policy in force is at hand, and has nothing against this tool whoever asks."""
+        """Return True if the cached policy allows this tool for every caller, without any I/O."""
         policy = self._policies.at_hand(tenant_id)
         return policy is not None and policy.always_allows(tool)
 
     async def needs_no_judge(self, tenant_id: UUID, tool: str) -> bool:
-        policy = await self._policies.current(tenant_id, patience=FOREVER)
+        policy = await self._policies.current(tenant_id, patience=NO_TIMEOUT)
         return policy.always_allows(tool)
 
-    async def judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
+    async def judge(self, row: Row, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
         try:
             return await self._judge(row, fold, action, now)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             log.error("gate_failed", run_id=str(row["id"]), step=fold.step.key, exc_info=error)
-            return Deny(Decision(answer=Answer.DENY, reason=f"the action could not be judged: {why}", errors=(why,)))
+            return Deny(
+                Decision(answer=PolicyAnswer.DENY, reason=f"the action could not be judged: {why}", errors=(why,))
+            )
 
-    async def _judge(self, row: Row, fold: StepFold, action: ProposedAction, now: datetime) -> Verdict:
-        # A run waits for a lost database; only what can never be answered is denied.
-        policy = await self._policies.current(row["tenant_id"], patience=FOREVER)
-        decision = policy.decide(action, asker_of(row), circumstances(row, fold.step.key, now))
+    async def _judge(self, row: Row, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
+        # The run waits while the database is unavailable; only a question that can never be answered is denied.
+        policy = await self._policies.current(row["tenant_id"], patience=NO_TIMEOUT)
+        asker, when = asker_of(row), circumstances(row, fold.step.key, now)
+        decision = await self._policies.decide(row["tenant_id"], policy, action, asker, when)
         match decision.answer:
-            case Answer.ALLOW:
-                return Pass(decision)
-            case Answer.NEEDS_APPROVAL if fold.allowed_digest is None:
-                return await self._granted(row, action, decision) or Hold(decision, _about(decision, action))
-            case Answer.NEEDS_APPROVAL if (again := _why_again(fold, action, decision)) is not None:
+            case PolicyAnswer.ALLOW:
+                return Allow(decision)
+            case PolicyAnswer.NEEDS_APPROVAL if fold.allowed_digest is None:
+                return await self._granted(row, action, decision) or RequireApproval(decision, _about(decision, action))
+            case PolicyAnswer.NEEDS_APPROVAL if (again := _reapproval_reason(fold, action, decision)) is not None:
                 about = _about(decision, action)
                 about["reason"] = f"{decision.reason}; asked again: {again.doc}"
-                return await self._granted(row, action, decision) or Hold(decision, about, again)
-            case Answer.NEEDS_APPROVAL:
+                return await self._granted(row, action, decision) or RequireApproval(decision, about, again)
+            case PolicyAnswer.NEEDS_APPROVAL:
                 assert fold.approval_id is not None
-                return Pass(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
+                return Allow(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
             case _:
                 return Deny(decision)
 
-    async def _granted(self, row: Row, action: ProposedAction, decision: Decision) -> Pass | None:
-        """Somebody said yes in advance to exactly this kind of action."""
+    async def _granted(self, row: Row, action: ProposedAction, decision: Decision) -> Allow | None:
+        """Return Allow if a grant or a message's sender approved this kind of call in advance."""
         tier = decision.tier or Tier.HIGH
         if not in_advance(tier, two_person=decision.two_person):
             return None
         asks_more = bool(decision.approvers) or decision.reason_required
         if not asks_more and await grants.lets_pass(self._database, row):
-            return Pass(decision, allowed_by=f"auto_approve:{row['requested_by']}")
+            return Allow(decision, allowed_by=f"auto_approve:{row['requested_by']}")
         grant = await grants.matching(
             self._database, row, action.tool, action.plain_fields, tier,
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
-        return Pass(decision, allowed_by=f"grant:{grant['id']}") if grant else None
+        return Allow(decision, allowed_by=f"grant:{grant['id']}") if grant else None
 
 
-def _why_again(fold: StepFold, action: ProposedAction, decision: Decision) -> Again | None:
-    """None: people said yes to exactly this, under exactly this policy, and no less was asked of them than is now.
+def _reapproval_reason(fold: StepSnapshot, action: ProposedAction, decision: Decision) -> ReapprovalReason | None:
+    """Return None if people approved exactly this action under this policy, and the policy demands no more now.
 
-    Anything else is a new question. More is asked under the same policy if the tool's risk was raised, or by the hour.
+    Otherwise return why a new approval is needed. The same policy can demand more if the tool's risk was raised, or at
+    another time of day.
     """
     if fold.allowed_digest == fold.receipt_id:
-        return Again.TRIED  # what people were asked last, and answered, is what became of it
+        return ReapprovalReason.TRIED  # the last question, already answered, was about the outcome of this very receipt
     if fold.allowed_digest != action.digest:
-        return Again.ACTION
+        return ReapprovalReason.ACTION
     if fold.allowed_policy != decision.policy_digest:
-        return Again.POLICY
+        return ReapprovalReason.POLICY
     given = fold.allowed_demand
     covers = given is not None and _demand(**given).covers(
         _demand(decision.tier or Tier.HIGH, decision.two_person, decision.approvers, decision.reason_required)
     )
-    return None if covers else Again.DEMAND
+    return None if covers else ReapprovalReason.DEMAND
 
 
 def _demand(tier: str, two_person: bool, approvers: Iterable[str], reason_required: bool) -> Demand:

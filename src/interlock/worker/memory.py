@@ -1,4 +1,4 @@
-"""Memory: how much of it this process has, and what a worker does that has too much."""
+"""Memory: how much this process uses, and what a worker does above its limit."""
 
 import ctypes
 import ctypes.util
@@ -14,22 +14,24 @@ from interlock.engine import leases
 from interlock.lifecycle import WorkerEvent, WorkerState
 
 if TYPE_CHECKING:
-    from interlock.worker.loop import Worker
+    from interlock.worker.worker import Worker
 
 _STATM = Path("/proc/self/statm")
-# A worker that went over its limit goes on when it is below this part of it; one that does not get there in time,
-# though it holds no run any more, is replaced.
+# A worker above its limit resumes below this fraction of it. A worker that holds no run and does not get there in time
+# is replaced.
 _ENOUGH_MEMORY = 0.9
 _MEMORY_PATIENCE_SECONDS = 10.0
 
 
 class MemoryLimit:
-    """Over its limit a worker is paused: it takes no more runs and gives back those that it has. When it is below the
-    limit again it goes on; if it cannot get there, it ends."""
+    """Pauses a worker above its memory limit: it claims no runs and gives back those it has.
+
+    Below the limit it resumes. If it cannot get there, it ends.
+    """
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        # Since when it is paused for want of memory and holds no run.
+        # Since when the worker is paused for lack of memory and holds no run.
         self._short_since: float | None = None
 
     async def mind(self) -> None:
@@ -47,7 +49,7 @@ class MemoryLimit:
             return
         give_back()
         if is_running:
-            self._short_since = None  # somebody else had it go on
+            self._short_since = None  # another order resumed the worker
         elif (used := resident_mb()) < limit * _ENOUGH_MEMORY:
             await self._order(WorkerEvent.RESUME, f"memory: {used:.0f} MB used")
             self._short_since = None
@@ -57,11 +59,11 @@ class MemoryLimit:
 
     async def _order(self, event: WorkerEvent, why: str) -> None:
         await leases.move_worker(self._worker.database, self._worker.me.id, event, why)
-        self._worker.suspect()  # it obeys what the answer to its next heartbeat says
+        self._worker.recheck_lease()  # the worker obeys the answer to its next heartbeat
 
 
 def resident_mb() -> float:
-    """What is in memory now; where the system does not say, the most that ever was."""
+    """Return the resident memory now, or its maximum so far where the system does not report the current value."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except (OSError, ValueError, IndexError):
@@ -70,7 +72,7 @@ def resident_mb() -> float:
 
 
 def give_back() -> None:
-    """Python keeps what it freed for itself, and so does the C library; the system should have it."""
+    """Return freed memory to the system. Python and the C library would otherwise keep it."""
     gc.collect()
     library = ctypes.util.find_library("c")
     trim = getattr(ctypes.CDLL(library), "malloc_trim", None) if library else None

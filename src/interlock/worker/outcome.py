@@ -1,21 +1,20 @@
-"""How an attempt went: done, failed or interrupted, and what the error means that ended it.
+"""Outcomes of an attempt (done, failed or interrupted) and the classification of errors.
 
-What a tool raises is sorted here, once: time-outs, lost connections, 429 and 5xx are worth another try, and so is
-anything unknown; wrong input, other 4xx and whatever the tool calls Terminal are not. A write that was cut off in the
-middle is neither: it may have happened.
+Errors that a tool raises are classified here, once. Time-outs, lost connections, 429, 5xx and unknown errors are
+retryable. Invalid input, other 4xx and Terminal are not. A write that was cut off is neither: it may have happened.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
 
+from interlock import clock
 from interlock.errors import Retryable, Terminal
 from interlock.governance.redact import Scrubber
+from interlock.timeouts import retry_after
 from interlock.tools import Context, explain
-from interlock.waiting import retry_after
 
 _LONGEST_RETRY_SECONDS = 86400.0
 
@@ -32,24 +31,22 @@ class Failed:
     retryable: bool
     after: float | None
     context: Context | None
-    # A write that was cut off: whether it happened is not known.
+    # A write that was cut off: it is unknown whether it happened.
     in_doubt: bool = False
-    # It was done, and then something else went wrong.
-    happened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """It was told to stop, and did; perhaps before anything was done."""
+    """The worker canceled the attempt, perhaps before anything was done: see `begun`."""
 
     begun: bool = True
 
 
 class NotBegun(Retryable):
-    """It waited for a thread until it was told to stop or its time was over."""
+    """The call was canceled or timed out while it waited for a thread or a connection."""
 
 
-Outcome = Done | Failed | Interrupted
+CallOutcome = Done | Failed | Interrupted
 
 
 def failure(error: BaseException, context: Context | None = None, *, in_doubt: bool = False) -> Failed:
@@ -58,10 +55,10 @@ def failure(error: BaseException, context: Context | None = None, *, in_doubt: b
 
 
 def is_cut_off(error: BaseException) -> bool:
-    """The other side may have acted, and the answer got lost or was not understood.
+    """Return True if the other system may have acted and its answer was lost or not understood.
 
-    Unless it was refused in so many words, or the tool says Retryable or Terminal, which is its word that nothing was
-    done. Clients have their own time-outs and connection errors; no list of them would be complete.
+    Return False for an explicit rejection, and for Retryable or Terminal, by which the tool asserts that nothing was
+    done. Clients have their own time-out and connection errors; a list of them would never be complete.
     """
     if isinstance(error, (Retryable, Terminal)):
         return False
@@ -70,7 +67,7 @@ def is_cut_off(error: BaseException) -> bool:
 
 
 def sort(error: BaseException) -> tuple[bool, float | None]:
-    """Whether another try may help, and after how many seconds if the error says so."""
+    """Return whether a retry may help, and after how many seconds if the error says so."""
     match error:
         case Terminal() | ValidationError():
             return False, None
@@ -85,7 +82,7 @@ def sort(error: BaseException) -> tuple[bool, float | None]:
 
 
 def _after(value: Any) -> float | None:
-    return retry_after(value, datetime.now(UTC), _LONGEST_RETRY_SECONDS) if value is not None else None
+    return retry_after(value, clock.now(), _LONGEST_RETRY_SECONDS) if value is not None else None
 
 
 def _status(error: BaseException) -> int | None:
@@ -93,7 +90,10 @@ def _status(error: BaseException) -> int | None:
 
 
 def _statuses(error: BaseException, response: Any) -> Iterator[Any]:
-    """httpx and requests have a response, most SDKs a `status_code`, aiohttp and urllib a `status`."""
+    """Yield the candidates for a status.
+
+    httpx and requests have a response, most SDKs `status_code`, aiohttp and urllib `status`.
+    """
     yield getattr(response, "status_code", None)
     yield getattr(error, "status_code", None)
     yield getattr(error, "status", None)
@@ -103,10 +103,13 @@ def describe(error: BaseException, scrubber: Scrubber | None = None) -> dict[str
     kind = type(error).__name__
     message = str(error) if scrubber is None else _scrubbed(error, scrubber)
     message = (message or kind)[:2000].replace("\x00", "\ufffd")
-    # Names of files may have bytes that are no text.
+    # File names may contain bytes that are not valid text.
     return {"type": kind, "message": message.encode(errors="replace").decode()}
 
 
 def _scrubbed(error: BaseException, scrubber: Scrubber) -> str:
-    """Before it is cut to size: half a secret would not be found. Pydantic shows inputs cut already, so not at all."""
+    """Scrub the message before it is shortened, because half a secret would not be found.
+
+    Pydantic shortens inputs itself, so leave them out.
+    """
     return scrubber.scrub(explain(error, show_input=False) if isinstance(error, ValidationError) else str(error))

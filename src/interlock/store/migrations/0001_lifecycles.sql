@@ -1,14 +1,26 @@
--- Lifecycles: which states there are, which may follow which, and how a row refuses everything else.
+-- Lifecycles: the states of each machine, the allowed moves, and the checks that refuse everything else.
 --
--- The states and moves in this file are rendered from interlock.lifecycle, where they are written once; a test compares
--- what the database enforces with what is rendered today. The tables that have a lifecycle are in the files after this
--- one. Each casts its `status` to these domains in its checks, also to `*_with_x` or `*_without_x` where a column x is
--- there in exactly some of the states. Its triggers ask `*_may_move`, and refuse.
+-- The states and moves in this file are rendered from interlock.lifecycle, the only place that defines them; a test
+-- compares what the database enforces with the current rendering. The later files create the tables that have a
+-- lifecycle. Their checks cast `status` to these domains, and to `*_with_x` or `*_without_x` where a column x is set in
+-- exactly some of the states. Their triggers call `*_may_move` to refuse a move.
 --
--- Why the lists do not stand in the tables' own constraints: the server reads the text of a table's constraints and
--- triggers anew for every statement, byte by byte, and that took a fifth of the time of a start or an append. A
--- domain's constraint is read once for each connection, and so is a function. The constraint of a domain has the name
--- of the one that casts to it: whoever breaks the rule is told that.
+-- The lists are not in the tables' own constraints, because the server parses the text of a table's constraints and
+-- triggers again for every statement, and that took a fifth of the time of a start or an append. A domain's constraint
+-- is read once for each connection, and so is a function. The constraint of a domain has the name of the constraint
+-- that casts to it, so that the error names the broken rule.
+
+-- ---------------------------------------------------------------- epochs
+
+-- The identity of this database, and how often it was restored to an earlier moment. The first migration and
+-- `interlock db restored` begin an epoch. The id of the first epoch is the database's id: a copy has the same id.
+CREATE TABLE epoch (
+  number       int PRIMARY KEY CHECK (number > 0),
+  id           uuid NOT NULL DEFAULT gen_random_uuid(),
+  began_at     timestamptz NOT NULL,
+  restored_to  timestamptz CHECK ((restored_to IS NULL) = (number = 1))
+);
+INSERT INTO epoch (number, began_at) VALUES (1, now());
 
 -- ---------------------------------------------------------------- refusals
 
@@ -22,7 +34,7 @@ BEGIN
   RAISE EXCEPTION '% % has ended and cannot be changed', TG_TABLE_NAME, OLD.id USING ERRCODE = 'check_violation';
 END $$;
 
--- Retention drops whole partitions; nothing else may touch what was written.
+-- Retention drops whole partitions; no other statement may change or delete entries.
 CREATE FUNCTION refuse_rewrite() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'the journal is append-only: % refused', TG_OP USING ERRCODE = 'check_violation';
@@ -45,7 +57,7 @@ CREATE DOMAIN run_without_reason AS text
 CREATE DOMAIN run_with_reason AS text
   CONSTRAINT run_reason CHECK (VALUE IN ('succeeded', 'failed', 'canceled'));
 
--- What a run may be while a worker holds it: nothing that waits, and nothing that has ended.
+-- The states of a run while a worker holds it: neither waiting nor ended.
 CREATE DOMAIN run_leased AS text
   CONSTRAINT run_waiting_is_free CHECK (VALUE IN ('running', 'canceling'));
 
@@ -70,7 +82,7 @@ END $$;
 
 -- ---------------------------------------------------------------- entries of the journal
 
--- A transition of the run, or of the step that the entry names, or none at all.
+-- A transition of the run, or of the step that the entry names, or no transition.
 CREATE DOMAIN entry_move AS text
   CONSTRAINT entry_transition CHECK (VALUE IN (
     'run {NULL,NULL,NULL}', 'step {NULL,NULL,NULL}', 'run {NULL,create,pending}', 'run {pending,start,running}',
@@ -173,7 +185,7 @@ END $$;
 
 -- ---------------------------------------------------------------- idempotency
 
--- No move is refused: a record whose time is over is begun anew, whatever it is.
+-- Every move is allowed: an expired record starts again from any state.
 CREATE DOMAIN idempotency_state AS text
   CONSTRAINT idempotency_status CHECK (VALUE IN ('processing', 'failed', 'completed'));
 CREATE DOMAIN idempotency_without_response_body AS text

@@ -1,4 +1,4 @@
--- Tenants: who there is, the keys they act with, and what they publish (workflows, policies, secrets).
+-- Tenants, their keys, and their workflows, policies and secrets.
 
 CREATE TABLE tenant (
   id          uuid PRIMARY KEY,
@@ -8,7 +8,7 @@ CREATE TABLE tenant (
 
 -- ---------------------------------------------------------------- keys
 
--- People are in groups; a rule may ask for one of them.
+-- People belong to groups; a rule may require one of them.
 CREATE TABLE api_key (
   id            uuid PRIMARY KEY,
   tenant_id     uuid NOT NULL REFERENCES tenant,
@@ -22,13 +22,13 @@ CREATE TABLE api_key (
 );
 CREATE INDEX api_key_of_tenant ON api_key (tenant_id, id);
 
--- What somebody said with their key reaches as far as the key: within its workspace, and until it is revoked. This is
--- the key that an actor in votes and grants acted with: their name, a colon, its id.
+-- A vote or grant is valid only as far as its key: within the key's workspace, and until the key is revoked. Returns
+-- the key of an actor in votes and grants, which is written as name, colon, key id.
 CREATE FUNCTION key_of(actor text) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT CASE WHEN actor ~ ':[0-9a-f-]{36}$' THEN right(actor, 36)::uuid END
 $$;
 
--- Whether it was not revoked since: else what they said counts no more, unless it has decided something.
+-- True if the key was not revoked since. Votes of a revoked key do not count unless they already decided an approval.
 CREATE FUNCTION key_holds(actor text) RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
   SELECT EXISTS (SELECT FROM api_key WHERE id = key_of(actor) AND revoked_at IS NULL)
 $$;
@@ -43,13 +43,15 @@ CREATE TABLE workflow (
   source      jsonb NOT NULL,
   created_at  timestamptz NOT NULL,
   created_by  text NOT NULL,
-  PRIMARY KEY (tenant_id, name, version),
-  UNIQUE (tenant_id, name, digest)
+  PRIMARY KEY (tenant_id, name, version)
 );
+
+-- Applying the same content again finds its version. A rollback creates a new version with earlier content.
+CREATE INDEX workflow_by_digest ON workflow (tenant_id, name, digest);
 
 -- ---------------------------------------------------------------- policies
 
--- A tenant that never published a policy has version 0, the built-in one. Which is in force stands in its lane.
+-- A tenant that never published a policy has version 0, the built-in one. The tenant's lane names the version in force.
 CREATE TABLE policy (
   tenant_id   uuid NOT NULL REFERENCES tenant,
   version     int NOT NULL CHECK (version > 0),
@@ -62,14 +64,18 @@ CREATE TABLE policy (
 
 -- ---------------------------------------------------------------- secrets
 
--- What tools are given and nobody sees. The values are encrypted with a key that is not in the database; a ciphertext
--- moved to another tenant or name does not open. Only the newest version is kept.
+-- Values for tools that no reader may see. They are encrypted with a key that is not in the database; a ciphertext
+-- moved to another tenant or name cannot be decrypted. Only the newest version is kept.
 CREATE TABLE secret (
   tenant_id   uuid NOT NULL REFERENCES tenant,
   name        text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_]{0,99}$'),
   version     int NOT NULL CHECK (version > 0),
   nonce       bytea NOT NULL CHECK (length(nonce) = 12),
   ciphertext  bytea NOT NULL,
+  -- Names of the tools that may receive the value, and patterns such as `shop.*`. Empty if only triggers use it.
+  tools       text[] NOT NULL,
+  -- The workspaces whose runs and triggers may use it; NULL means all of the tenant.
+  workspaces  text[],
   created_at  timestamptz NOT NULL,
   created_by  text NOT NULL,
   PRIMARY KEY (tenant_id, name)

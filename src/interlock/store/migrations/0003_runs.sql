@@ -1,21 +1,21 @@
--- Runs: the row of each, its journal, the words that reach it from outside and from other runs, and the memory of the
--- requests that asked for it.
+-- Runs: the row and the journal of each run, the commands that reach it from outside and from other runs, and the
+-- idempotency records of requests.
 --
--- The journal is what happened; the row is what has to be found without reading it. Whose turn a run is, and who may
--- take it, is the queue's.
+-- The journal records what happened; the row holds what queries must find without reading the journal. The queue
+-- decides the order of runs and which worker may claim one.
 
 -- ---------------------------------------------------------------- run
 
--- The row changes when a run starts, is leased, waits or ends; what happens in between is in the journal. `seq` is
--- the number of its last entry as of the row's last change. No foreign key to tenant: its row lock would make every
--- two starts of a tenant meet.
+-- The row changes when a run starts, is leased, waits or ends; the journal has everything in between. `seq` is the
+-- number of the last entry as of the row's last change. No foreign key to tenant: its row lock would make every two
+-- starts of a tenant collide.
 CREATE TABLE run (
   id                uuid PRIMARY KEY,
   tenant_id         uuid NOT NULL,
   workspace_id      text,
   workflow          text NOT NULL,
   workflow_version  int NOT NULL,
-  -- Whether that version has a cap.
+  -- True if that version has a cap.
   capped            boolean NOT NULL DEFAULT false,
   status            text NOT NULL,
   reason            text,
@@ -24,33 +24,32 @@ CREATE TABLE run (
   error             jsonb,
   trigger           jsonb NOT NULL,
   requested_by      text NOT NULL,
-  -- Who asked decides what is allowed: their role and groups at the moment of asking are kept.
+  -- The requester decides what is allowed: the role and groups at the time of the request are kept.
   requester         jsonb,
   session_id        uuid,
-  -- Which run of its session it is: the events of a session are in the order of this and of their own number.
+  -- The number of this run in its session: a session's events are ordered by this number, then by their own.
   session_run       int,
-  -- Whoever sent the message lets pass what would ask one person and is not high.
+  -- The sender of the message pre-approves actions that need one approver and are not of tier high.
   auto_approve      boolean NOT NULL DEFAULT false,
   job_id            uuid,
   parent_run_id     uuid,
   -- The step of the parent that waits for this run.
   parent_step       text,
   resumed_from      uuid,
-  -- The first of the runs that continue each other; NULL in that one itself. The keys of effects are made of it, so
-  -- that what a continued run does again has the key that it had before, and the system acted on can tell that it is
-  -- the same.
+  -- The first run in a chain of resumed runs; NULL in that run itself. Idempotency keys of effects are derived from it,
+  -- so an effect that a resumed run repeats keeps its key, and the target system can recognize it.
   root_id           uuid,
   resume_count      int NOT NULL DEFAULT 0,
   cost_usd          numeric NOT NULL DEFAULT 0,
   seq               int NOT NULL,
-  -- One higher with every claim: whoever still has a lower one is refused.
+  -- Grows by one with every claim: a writer with a lower token is refused.
   lease_token       bigint NOT NULL DEFAULT 0,
   lease_worker      uuid,
-  -- The lane that it is claimed from; NULL: its tenant's own.
+  -- The lane that the run is claimed from; NULL: the tenant's own lane.
   side_id           uuid,
   inbox             int NOT NULL DEFAULT 0 CHECK (inbox >= 0),
   wake_at           timestamptz,
-  -- The flow, with its version, that no worker which looked at the run has. One that has it wakes the run.
+  -- The flow, with its version, that every worker which loaded the run lacks. A worker that has it wakes the run.
   awaits_flow       text,
   deadline_at       timestamptz,
   watched_until     timestamptz,
@@ -76,8 +75,12 @@ CREATE TABLE run (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX run_of_tenant ON run (tenant_id, id);
 CREATE INDEX run_by_status ON run (tenant_id, status, id);
--- Runs of one workflow, newest first, among a million of others.
+-- Runs of one workflow, newest first, among a million other runs.
 CREATE INDEX run_by_workflow ON run (tenant_id, workflow, id);
+-- Runs about one repository, newest first. Only deliveries of a repository's events name one, so the index does not
+-- slow down other runs.
+CREATE INDEX run_by_repository ON run (tenant_id, (trigger #>> '{metadata,repository}'), id)
+  WHERE trigger #>> '{metadata,repository}' IS NOT NULL;
 CREATE INDEX run_open ON run (status) WHERE completed_at IS NULL;
 CREATE INDEX run_leased ON run (lease_worker) WHERE lease_worker IS NOT NULL;
 CREATE INDEX run_capped ON run (tenant_id, workflow) WHERE capped AND lease_worker IS NOT NULL;
@@ -85,6 +88,7 @@ CREATE INDEX run_wakes ON run (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX run_awaiting ON run (awaits_flow) WHERE awaits_flow IS NOT NULL;
 CREATE INDEX run_deadlines ON run (deadline_at) WHERE deadline_at IS NOT NULL AND completed_at IS NULL;
 CREATE INDEX run_of_parent ON run (parent_run_id, id) WHERE parent_run_id IS NOT NULL;
+CREATE INDEX run_retries ON run (resumed_from) WHERE resumed_from IS NOT NULL;
 CREATE INDEX run_of_job ON run (job_id, status) WHERE job_id IS NOT NULL;
 CREATE UNIQUE INDEX run_of_session ON run (session_id, session_run) WHERE session_id IS NOT NULL;
 CREATE UNIQUE INDEX run_active_in_session ON run (session_id) WHERE session_id IS NOT NULL AND completed_at IS NULL;
@@ -95,9 +99,12 @@ CREATE TRIGGER run_moves BEFORE UPDATE ON run FOR EACH ROW
 CREATE TRIGGER run_final BEFORE UPDATE ON run FOR EACH ROW
   WHEN (OLD.completed_at IS NOT NULL)
   EXECUTE FUNCTION refuse_change();
+-- Without its row, a run could not be found any more, although its journal exists.
+CREATE TRIGGER run_stays BEFORE DELETE ON run FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER run_keep BEFORE TRUNCATE ON run FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 
--- Who asked for what a run does: whoever started it, the runs that it continues, and those that started any of these
--- for a step of theirs; not only who started it last.
+-- Everyone who requested what a run does: the requesters of the run itself, of the runs that it continues, and of the
+-- runs whose steps started any of these; not only the last requester.
 CREATE FUNCTION askers_of(asked uuid) RETURNS text[] LANGUAGE sql STABLE AS $$
   WITH RECURSIVE behind AS (
     SELECT id, requested_by, resumed_from, parent_run_id FROM run WHERE id = asked
@@ -110,8 +117,8 @@ $$;
 
 -- ---------------------------------------------------------------- the journal
 
--- Partitioned by the time in the run's id, so that a run's entries lie together and retention drops whole months. The
--- months are made ahead of time, by migrating and by sweeps; what has none lands in the rest.
+-- Partitioned by the time in the run's id, so that a run's entries lie together and retention drops whole months.
+-- Migrations and sweeps create the months ahead of time; entries without a month go to the default partition.
 CREATE TABLE entry (
   run_id      uuid NOT NULL,
   seq         int NOT NULL CHECK (seq > 0),
@@ -128,7 +135,7 @@ CREATE TABLE entry (
   data        jsonb,
   output      jsonb,
   PRIMARY KEY (run_id, seq),
-  -- As an array, because then a NULL is a word like others.
+  -- Compared as an array so that NULLs take part in the comparison.
   CONSTRAINT entry_transition CHECK (
     (CASE WHEN step IS NULL THEN 'run ' ELSE 'step ' END || ARRAY[from_state, event, to_state]::text)::entry_move
     IS NOT NULL
@@ -137,13 +144,81 @@ CREATE TABLE entry (
 CREATE TABLE entry_rest PARTITION OF entry DEFAULT;
 
 CREATE TRIGGER entry_append_only BEFORE UPDATE OR DELETE ON entry FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
--- TRUNCATE of a partition asks its own triggers and not the journal's: each gets one when it is made.
+-- TRUNCATE of a partition fires the partition's triggers and not the journal's: each partition gets one when created.
 CREATE TRIGGER entry_keep BEFORE TRUNCATE ON entry FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 CREATE TRIGGER entry_keep BEFORE TRUNCATE ON entry_rest FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 
--- ---------------------------------------------------------------- words
+-- ---------------------------------------------------------------- retention
 
--- Words from outside for a run that a worker holds; the holder takes them out and appends what they cause.
+-- Months that retention detached (`detached_at`) and dropped (`dropped_at`), and months that an operator keeps.
+-- Retention detaches a month first and drops it after a grace time, so that a mistake can be undone.
+CREATE TABLE journal_month (
+  name         text PRIMARY KEY CHECK (name ~ '^entry_\d{6}$'),
+  detached_at  timestamptz,
+  dropped_at   timestamptz CHECK (dropped_at >= detached_at),
+  kept_at      timestamptz CHECK (kept_at IS NULL OR detached_at IS NULL)
+);
+
+CREATE FUNCTION month_end(month text) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+  SELECT (make_date(substr(month, 7, 4)::int, substr(month, 11, 2)::int, 1) + interval '1 month') AT TIME ZONE 'UTC'
+$$;
+
+CREATE FUNCTION is_journal_month(month text) RETURNS boolean LANGUAGE sql STABLE AS $$
+  SELECT month ~ '^entry_\d{6}$'
+         AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'entry'::regclass AND inhrelid = to_regclass(month))
+$$;
+
+-- The three functions below use only the server's clock: a caller with a wrong clock or a stale result can destroy
+-- nothing. They return whether they did it.
+CREATE FUNCTION detach_month(month text, keep_days int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended('journal_month', 42));
+  IF NOT is_journal_month(month) THEN
+    RETURN false;
+  END IF;
+  IF month_end(month) > now() - make_interval(days => keep_days)
+     OR EXISTS (SELECT FROM journal_month WHERE name = month AND kept_at IS NOT NULL) THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('ALTER TABLE entry DETACH PARTITION %I', month);
+  EXECUTE format('CREATE TRIGGER entry_detached BEFORE INSERT OR UPDATE OR DELETE ON %I FOR EACH ROW'
+                 ' EXECUTE FUNCTION refuse_rewrite()', month);
+  INSERT INTO journal_month (name, detached_at) VALUES (month, now())
+  ON CONFLICT (name) DO UPDATE SET detached_at = now(), dropped_at = NULL;
+  RETURN true;
+END $$;
+
+CREATE FUNCTION drop_month(month text, grace_days int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended('journal_month', 42));
+  UPDATE journal_month SET dropped_at = now()
+   WHERE name = month AND dropped_at IS NULL AND detached_at <= now() - make_interval(days => grace_days);
+  IF NOT FOUND OR is_journal_month(month) THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('DROP TABLE IF EXISTS %I', month);
+  RETURN true;
+END $$;
+
+-- `low` and `high` are the bounds that the month had.
+CREATE FUNCTION keep_month(month text, low uuid, high uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended('journal_month', 42));
+  IF to_regclass(month) IS NULL OR EXISTS (SELECT FROM journal_month WHERE name = month AND dropped_at IS NOT NULL) THEN
+    RETURN false;
+  END IF;
+  IF NOT is_journal_month(month) THEN
+    EXECUTE format('DROP TRIGGER entry_detached ON %I', month);
+    EXECUTE format('ALTER TABLE entry ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', month, low, high);
+  END IF;
+  INSERT INTO journal_month (name, kept_at) VALUES (month, now())
+  ON CONFLICT (name) DO UPDATE SET detached_at = NULL, kept_at = now();
+  RETURN true;
+END $$;
+
+-- ---------------------------------------------------------------- run commands
+
+-- Commands for a run that a worker holds; the holder removes them and appends the resulting entries.
 CREATE TABLE inbox (
   id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   run_id   uuid NOT NULL,
@@ -155,8 +230,8 @@ CREATE TABLE inbox (
 );
 CREATE INDEX inbox_of_run ON inbox (run_id, id);
 
--- What one run has to tell another: written in the transaction that it tells of, delivered in one of its own. A run
--- that ends must not lock its parent, nor a parent its children: they would meet half-way.
+-- Commands from one run to another: written in the transaction that causes them, delivered in a separate one. A run
+-- that ends must not lock its parent, nor a parent its children: the two could deadlock.
 CREATE TABLE errand (
   id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant_id  uuid NOT NULL,
@@ -171,8 +246,8 @@ CREATE TABLE errand (
 
 -- ---------------------------------------------------------------- idempotency
 
--- A request that was made, and its answer. `attempts`, `error` and `lock_expires_at` tell one that failed from one that
--- is under way, and that from one whose process is gone.
+-- A request and its answer. `attempts`, `error` and `lock_expires_at` distinguish a failed request, a request in
+-- progress, and a request whose process is gone.
 CREATE TABLE idempotency (
   tenant_id        uuid NOT NULL,
   key              text NOT NULL,
@@ -185,9 +260,10 @@ CREATE TABLE idempotency (
   error            text,
   run_id           uuid,
   created_at       timestamptz NOT NULL,
+  updated_at       timestamptz NOT NULL DEFAULT now(),
   lock_expires_at  timestamptz,
   expires_at       timestamptz NOT NULL,
-  -- An id that nobody may use again is remembered for longer than its answer is kept.
+  -- An id that must never be used again is remembered for longer than its answer is kept.
   forget_at        timestamptz CHECK (forget_at >= expires_at),
   PRIMARY KEY (tenant_id, key),
   CONSTRAINT idempotency_status CHECK (status::idempotency_state IS NOT NULL),

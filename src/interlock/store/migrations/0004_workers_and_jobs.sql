@@ -1,9 +1,9 @@
--- Workers, the supervisors that start them, the jobs that they are reserved for, and what happened to all of these.
+-- Workers, the supervisors that start them, the jobs that reserve them, and the history of all of these.
 
 -- ---------------------------------------------------------------- jobs
 
--- A batch of runs with workers reserved for it. That a child is one deeper than its parent, and of the same tenant, is
--- in its foreign key.
+-- A batch of runs with reserved workers. The foreign key enforces that a child is one level deeper than its parent, and
+-- of the same tenant.
 CREATE TABLE job (
   id                uuid PRIMARY KEY,
   tenant_id         uuid NOT NULL REFERENCES tenant,
@@ -48,7 +48,7 @@ CREATE TRIGGER job_final BEFORE UPDATE ON job FOR EACH ROW
 
 -- ---------------------------------------------------------------- workers
 
--- A process that starts and ends worker processes on its machine. `log_dir` is where they write.
+-- A process that starts and ends worker processes on its machine. Their logs are in `log_dir`.
 CREATE TABLE supervisor (
   id             uuid PRIMARY KEY,
   host           text NOT NULL,
@@ -63,9 +63,9 @@ CREATE TABLE supervisor (
 );
 CREATE INDEX supervisor_live ON supervisor (id) WHERE stopped_at IS NULL;
 
--- `pid` is NULL until the process of a worker that was asked for is there. `tenants` NULL: all of them. Reserving a
--- worker is setting its `job_id`, which a claim looks at anyway. The row is updated with every heartbeat; half-empty
--- pages keep those updates on the page.
+-- `pid` is NULL until the process of a requested worker has started. `tenants` NULL: all of them. A reservation sets
+-- `job_id`, which every claim reads anyway. Every heartbeat updates the row; half-empty pages keep those updates on the
+-- page.
 CREATE TABLE worker (
   id             uuid PRIMARY KEY,
   supervisor_id  uuid REFERENCES supervisor,
@@ -78,12 +78,17 @@ CREATE TABLE worker (
   capacity       int NOT NULL,
   labels         text[] NOT NULL DEFAULT '{default}' CHECK (cardinality(labels) > 0),
   tenants        uuid[],
+  -- Free-form data of the requester; the engine never reads it.
+  metadata       jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(metadata) = 'object'),
   job_id         uuid REFERENCES job,
   lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),
   heartbeat_at   timestamptz NOT NULL,
   started_at     timestamptz NOT NULL,
   stopped_at     timestamptz,
   stopped_by     text,
+  -- Set when the worker ends: from then on others get its runs. Until this time a tool of its process may still act.
+  may_act_until  timestamptz,
+  CONSTRAINT worker_may_act_until CHECK ((may_act_until IS NULL) = (stopped_at IS NULL)),
   CONSTRAINT worker_status CHECK (status::worker_state IS NOT NULL),
   CONSTRAINT worker_stopped_at CHECK (
     CASE WHEN stopped_at IS NULL THEN status::worker_without_stopped_at
@@ -99,14 +104,17 @@ CREATE INDEX worker_of_supervisor ON worker (supervisor_id, id) WHERE supervisor
 CREATE TRIGGER worker_moves BEFORE UPDATE ON worker FOR EACH ROW
   WHEN (OLD.status <> NEW.status AND NOT worker_may_move(OLD.status, NEW.status))
   EXECUTE FUNCTION refuse_move();
+-- An ended worker may change one thing: it may report that its tools stopped earlier than the deadline.
 CREATE TRIGGER worker_final BEFORE UPDATE ON worker FOR EACH ROW
-  WHEN (OLD.stopped_at IS NOT NULL)
+  WHEN (OLD.stopped_at IS NOT NULL
+        AND (to_jsonb(NEW) - 'may_act_until' <> to_jsonb(OLD) - 'may_act_until' OR NEW.may_act_until IS NULL
+             OR NEW.may_act_until >= OLD.may_act_until))
   EXECUTE FUNCTION refuse_change();
 
--- ---------------------------------------------------------------- what happened to workers and jobs
+-- ---------------------------------------------------------------- history of workers and jobs
 
--- The journal of those that are no runs: every transition, and which worker was reserved for which job. A row without
--- an event is a note. Its moves stand in the check itself: it is not written to often enough for that to cost anything.
+-- The journal of workers and jobs: every transition, and which worker was reserved for which job. A row without an
+-- event is a note. The check lists the moves itself: writes are too rare for that to cost anything.
 CREATE TABLE history (
   subject_id  uuid NOT NULL,
   seq         int NOT NULL CHECK (seq > 0),
@@ -135,5 +143,15 @@ CREATE TABLE history (
       job:running:succeed:completed, job:running:fail:failed, job:running:cancel:canceled
     }'::text[]) END)
 );
+CREATE INDEX history_in_time ON history (machine, at);
+
+-- The next history number of a worker or job whose row the caller has locked. The function reads with a separate
+-- snapshot: the calling statement's may be older than the lock, and would return a number that another session has
+-- used.
+CREATE FUNCTION next_in_history(subject uuid) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+  RETURN 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = subject), 0);
+END $$;
+
 CREATE TRIGGER history_append_only BEFORE UPDATE OR DELETE ON history FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
 CREATE TRIGGER history_keep BEFORE TRUNCATE ON history FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();

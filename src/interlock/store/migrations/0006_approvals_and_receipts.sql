@@ -1,7 +1,7 @@
--- Approvals and receipts: what people are asked and answer, and what was done because of it.
+-- Approvals and receipts: questions to people, their votes, and the effects that resulted.
 --
--- A yes is about one exact action, by its digest, and is used once. The intent of every effect is in a receipt before
--- the effect begins, and its answer after it; whatever undoes the effect points at that receipt.
+-- An approval is about one exact action, by its digest, and is used once. A receipt holds the intent of every effect
+-- before the effect begins, and its result afterwards; a reversal of the effect refers to that receipt.
 
 -- ---------------------------------------------------------------- approvals
 
@@ -13,7 +13,7 @@ CREATE TABLE approval (
   session_id       uuid,
   kind             text NOT NULL DEFAULT 'gate' CHECK (kind IN ('gate', 'action', 'in_doubt')),
   status           text NOT NULL,
-  -- What is asked of those who decide, and by which rules.
+  -- The requirements on the approvers, and the rules that set them.
   tier             text NOT NULL CHECK (tier IN ('low', 'med', 'high')),
   two_person       boolean NOT NULL,
   approvers        text[] NOT NULL DEFAULT '{}',
@@ -21,16 +21,16 @@ CREATE TABLE approval (
   rule_ids         text[] NOT NULL DEFAULT '{}',
   reason           text,
   policy_digest    text,
-  -- What is asked for. An edited action is a new action, with a digest of its own.
+  -- The proposed action. An edited action is a new action with a new digest.
   summary          text NOT NULL,
   action           jsonb NOT NULL,
   digest           text NOT NULL,
   receipt_id       uuid,
-  -- The action as it was first proposed, once a person has changed it.
+  -- The action as first proposed, once a person has changed it.
   proposed         jsonb,
-  -- Everybody who changed the action, everybody who asked for what the run does: each of them counts as having asked
-  -- for the action, not only the last, and none of them approves it.
+  -- All editors of the action, the last at the end; all requesters of what the run does.
   edited_by        text[] NOT NULL DEFAULT '{}',
+  edited_at        timestamptz,
   asked_by         text[] NOT NULL DEFAULT '{}',
   requested_by     text NOT NULL,
   requested_at     timestamptz NOT NULL,
@@ -41,13 +41,14 @@ CREATE TABLE approval (
   expires_at       timestamptz NOT NULL,
   resolved_at      timestamptz,
   CONSTRAINT approval_status CHECK (status::approval_state IS NOT NULL),
+  CONSTRAINT approval_edited CHECK ((edited_at IS NULL) = (edited_by = '{}') AND (edited_at IS NULL) = (proposed IS NULL)),
   CONSTRAINT approval_resolved_at CHECK (
     CASE WHEN resolved_at IS NULL THEN status::approval_without_resolved_at
          ELSE status::approval_with_resolved_at END IS NOT NULL
   )
 );
 CREATE INDEX approval_of_tenant ON approval (tenant_id, status, id);
--- A run's approvals are looked for by its id: by its bundle of evidence, and by every cancel.
+-- Evidence bundles and every cancel look up a run's approvals by the run's id.
 CREATE INDEX approval_of_run ON approval (run_id, id);
 CREATE INDEX approval_expiry ON approval (expires_at) WHERE status = 'requested';
 CREATE INDEX approval_reminders ON approval (remind_at) WHERE status = 'requested' AND remind_at IS NOT NULL;
@@ -61,8 +62,8 @@ CREATE TRIGGER approval_final BEFORE UPDATE ON approval FOR EACH ROW
   WHEN (OLD.resolved_at IS NOT NULL)
   EXECUTE FUNCTION refuse_change();
 
--- A person votes once on an action: two approvers are two people. Votes on what the action was before it was edited
--- were about another one, and do not count.
+-- A person votes once on an action: two approvers are two people. Votes on the action before an edit were about another
+-- action, and do not count.
 CREATE TABLE vote (
   approval_id  uuid NOT NULL REFERENCES approval,
   digest       text NOT NULL DEFAULT '',
@@ -72,17 +73,31 @@ CREATE TABLE vote (
   at           timestamptz NOT NULL,
   PRIMARY KEY (approval_id, digest, voter)
 );
+-- A voter may change the vote while the approval is open. No other change to a vote is possible.
+CREATE FUNCTION refuse_late_vote() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (SELECT FROM approval WHERE id = OLD.approval_id AND resolved_at IS NOT NULL) THEN
+    RAISE EXCEPTION 'votes are append-only: the approval is decided' USING ERRCODE = 'check_violation';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER vote_final BEFORE UPDATE ON vote FOR EACH ROW EXECUTE FUNCTION refuse_late_vote();
+CREATE TRIGGER vote_is_its_voters BEFORE UPDATE ON vote FOR EACH ROW
+  WHEN (ROW (OLD.approval_id, OLD.digest, OLD.voter) IS DISTINCT FROM ROW (NEW.approval_id, NEW.digest, NEW.voter))
+  EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER vote_stays BEFORE DELETE ON vote FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER vote_keep BEFORE TRUNCATE ON vote FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 
--- When the action that an approval allowed was begun: a yes is used once. Not on the approval's row, which is final
--- once it is decided.
+-- When the approved action was started: an approval is used once. Not in the approval's row, which is final once the
+-- approval is decided.
 CREATE TABLE consumption (
   approval_id  uuid PRIMARY KEY REFERENCES approval,
   receipt_id   uuid NOT NULL,
   at           timestamptz NOT NULL
 );
 
--- "This tool, these arguments, for one hour": an answer given in advance, for what is not high and needs one person.
--- `workspace_id` is that of whoever gave it; null for the whole tenant.
+-- A standing approval ("this tool, these arguments, for one hour"), for actions below tier high that need one approver.
+-- `workspace_id` is that of the grant's creator; NULL for the whole tenant.
 CREATE TABLE standing_grant (
   id            uuid PRIMARY KEY,
   tenant_id     uuid NOT NULL REFERENCES tenant,
@@ -102,12 +117,13 @@ CREATE INDEX standing_grant_of_tenant ON standing_grant (tenant_id, tool, expire
 
 -- ---------------------------------------------------------------- receipts
 
--- One effect, one key, one successful receipt per tenant. The row is there before the effect begins. `nth` is which of
--- the effects under a key it is: those before it were undone, and a key whose effect was undone is free again. A column
--- of its own, because a receipt that succeeded is final.
+-- One effect, one key, one successful receipt per workspace: keys of different workspaces neither match nor conflict.
+-- The row exists before the effect begins. `nth` counts the effects under a key: the earlier ones were reversed, and
+-- the key of a reversed effect is free again. A separate column, because a receipt that succeeded is final.
 CREATE TABLE receipt (
   id                 uuid PRIMARY KEY,
   tenant_id          uuid NOT NULL,
+  workspace_id       text,
   run_id             uuid NOT NULL,
   step               text NOT NULL,
   tool               text NOT NULL,
@@ -115,10 +131,14 @@ CREATE TABLE receipt (
   nth                int NOT NULL DEFAULT 1,
   action_digest      text NOT NULL,
   status             text NOT NULL,
+  -- Set while the receipt is in doubt and the call still runs in a thread of this worker: its result is not known yet.
+  acting_worker      uuid REFERENCES worker,
   attempt            int NOT NULL,
   request_metadata   jsonb NOT NULL,
   response_metadata  jsonb,
   output             jsonb,
+  -- The error of the last attempt, if it failed or its outcome is unknown.
+  error              text,
   undo               text,
   created_at         timestamptz NOT NULL,
   completed_at       timestamptz,
@@ -127,21 +147,22 @@ CREATE TABLE receipt (
     CASE WHEN completed_at IS NULL THEN status::receipt_without_completed_at
          ELSE status::receipt_with_completed_at END IS NOT NULL
   ),
-  UNIQUE (tenant_id, idempotency_key, nth)
+  UNIQUE NULLS NOT DISTINCT (tenant_id, idempotency_key, workspace_id, nth)
 );
 CREATE INDEX receipt_of_run ON receipt (run_id, id);
+CREATE INDEX receipt_still_acting ON receipt (acting_worker) WHERE acting_worker IS NOT NULL;
 CREATE INDEX receipt_in_doubt ON receipt (tenant_id, id) WHERE status = 'in_doubt';
 
 CREATE TRIGGER receipt_moves BEFORE UPDATE ON receipt FOR EACH ROW
   WHEN (OLD.status <> NEW.status AND NOT receipt_may_move(OLD.status, NEW.status))
   EXECUTE FUNCTION refuse_move();
--- By its status, since a failed one has ended too and may be attempted again.
+-- Checks the status, since a failed receipt has ended too and may be attempted again.
 CREATE TRIGGER receipt_final BEFORE UPDATE ON receipt FOR EACH ROW
   WHEN (OLD.status IN ('succeeded'))
   EXECUTE FUNCTION refuse_change();
 
--- Who undoes an effect: at most one reversal per receipt. `step` is the one by which the run undoes it: of a run that
--- was started for this it is the only one.
+-- The run that reverses an effect: at most one reversal per receipt. `step` is the step that does it: in a run that was
+-- started as a reversal it is the only step.
 CREATE TABLE reversal (
   receipt_id  uuid PRIMARY KEY REFERENCES receipt,
   tenant_id   uuid NOT NULL,
@@ -152,8 +173,8 @@ CREATE TABLE reversal (
   asked_at    timestamptz NOT NULL
 );
 
--- What became of undoing an effect. Somebody else may try only what was given up: that run has ended, and did not undo
--- it. A run that cannot be seen yet has just claimed it.
+-- The state of a reversal. Another run may take over only a reversal that was given up: its run ended without reversing
+-- the effect. A run that is not visible yet has just claimed it.
 CREATE FUNCTION undoing(asked reversal) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT CASE
     WHEN run.status = 'succeeded' OR 'succeeded' = ANY(tries.states) THEN 'done'

@@ -1,15 +1,15 @@
--- Audit and evidence: what waits to be sealed, the seals, the signed checkpoints, and the bundle of each ended run.
+-- Audit and evidence: entries to be sealed, the seals, the signed checkpoints, and the bundle of each ended run.
 --
--- How nothing is missed although transactions commit in any order: the trigger writes a note of every statement's new
+-- No entry is missed, although transactions commit in any order: the trigger writes a note of every statement's new
 -- entries into `unsealed`, so an entry and its note become visible together. The sealer takes the notes it sees and
--- writes the seals in one transaction: a note it cannot see yet is there the next time, one that it took is gone.
--- No clock, no transaction horizon and no scan of the journal is involved.
+-- writes the seals in one transaction: a note that it cannot see yet is found the next time, and a note that it took is
+-- deleted. No clock, no transaction horizon and no scan of the journal is involved.
 --
--- Why a run's entries are sealed in the order of `seq`: entry n + 1 is written by somebody who saw entry n, after the
+-- A run's entries are sealed in the order of `seq`: the writer of entry n + 1 saw entry n, so it wrote after the
 -- statement that wrote n and drew its note's id. So the note of n has the lower id, and is visible wherever that of
 -- n + 1 is.
 
--- ---------------------------------------------------------------- what waits to be sealed
+-- ---------------------------------------------------------------- entries to be sealed
 
 CREATE TABLE unsealed (
   id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -18,7 +18,7 @@ CREATE TABLE unsealed (
   seqs       int[] NOT NULL,
   CHECK (cardinality(run_ids) = cardinality(seqs))
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
--- Ids do not compress; what fits the page stays in it.
+-- Ids do not compress; EXTERNAL keeps them in the page if they fit.
 ALTER TABLE unsealed ALTER run_ids SET STORAGE EXTERNAL, ALTER seqs SET STORAGE EXTERNAL;
 
 -- By statement, not by row: an append of a hundred entries leaves one note.
@@ -33,7 +33,7 @@ CREATE TRIGGER entry_note AFTER INSERT ON entry REFERENCING NEW TABLE AS added
 
 -- ---------------------------------------------------------------- the chain
 
--- A place in a tenant's chain. It stays when retention drops the entry: the links around it still have to meet.
+-- A position in a tenant's chain. It stays when retention drops the entry, so that the links around it still match.
 CREATE TABLE seal (
   tenant_id  uuid NOT NULL,
   position   bigint NOT NULL CHECK (position > 0),
@@ -58,6 +58,8 @@ CREATE TABLE checkpoint (
   CHECK ((previous IS NULL) = (number = 1))
 );
 CREATE INDEX checkpoint_at_position ON checkpoint (tenant_id, position);
+-- Each process remembers the newest checkpoint of all tenants, to notice that the database went back in time.
+CREATE INDEX checkpoint_newest ON checkpoint (at);
 
 CREATE TRIGGER seal_append_only BEFORE UPDATE OR DELETE ON seal FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
 CREATE TRIGGER seal_keep BEFORE TRUNCATE ON seal FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
@@ -67,9 +69,9 @@ CREATE TRIGGER checkpoint_keep BEFORE TRUNCATE ON checkpoint FOR EACH STATEMENT 
 
 -- ---------------------------------------------------------------- evidence
 
--- Which ended runs still need their bundle. Written by the sealer, in the transaction that seals a run's last entry:
--- whoever reads it finds the whole run in the chain, and whoever ends a run writes nothing for it. While a bundle is
--- being made `due_at` is when it may be tried again should its maker die.
+-- The ended runs that still need their bundle. The sealer writes the row in the transaction that seals a run's last
+-- entry: so a reader finds the whole run in the chain, and the statement that ends a run writes nothing for it. While a
+-- bundle is being made, `due_at` is when it is tried again if the signer dies.
 CREATE TABLE evidence_due (
   run_id     uuid PRIMARY KEY,
   tenant_id  uuid NOT NULL,
@@ -78,7 +80,7 @@ CREATE TABLE evidence_due (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX evidence_due_next ON evidence_due (due_at);
 
--- Where the bundles are.
+-- The locations of the bundles.
 CREATE TABLE evidence (
   run_id     uuid PRIMARY KEY,
   tenant_id  uuid NOT NULL,

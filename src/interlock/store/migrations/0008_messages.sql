@@ -1,12 +1,12 @@
--- Messages: what has to be said to the outside, written with what it speaks of and sent afterwards.
+-- Messages: notifications to other systems, written in the same transaction as the change and sent afterwards.
 --
 -- A statement that opens, changes or decides an approval, or that ends a run, also writes the messages about it: both
--- commit or neither does. Whoever subscribed stands in `destination`; a tenant with nobody there writes nothing.
+-- commit or neither does. `destination` holds the subscribers; for a tenant without one, nothing is written.
 
 -- ---------------------------------------------------------------- destinations
 
--- A webhook's address is its URL, Slack's is a channel. Removed ones stay, so that their deliveries can be looked at.
--- The secret that a webhook is signed with is encrypted like those of tools, with a key that is not in the database.
+-- A webhook's address is its URL, Slack's is a channel. Removed ones stay, so that their deliveries can be inspected.
+-- The signing secret of a webhook is encrypted like those of tools, with a key that is not in the database.
 CREATE TABLE destination (
   id             uuid PRIMARY KEY,
   tenant_id      uuid NOT NULL REFERENCES tenant,
@@ -31,9 +31,9 @@ CREATE UNIQUE INDEX destination_slack ON destination (tenant_id) WHERE channel =
 
 -- ---------------------------------------------------------------- messages
 
--- `message_id` is the same over all tries. `payload` is what was true at that moment; without one the subject's own row
--- says it (an ended run does not change any more; a Slack card shows what is true when it is sent). While a message is
--- being sent `due_at` is when it may be tried again should the sender die. No foreign keys: appends write here.
+-- `message_id` is the same in all attempts. `payload` is the state at that moment; if it is NULL, the subject's own row
+-- has it (an ended run does not change any more; a Slack card shows the current state when it is sent). While a message
+-- is being sent, `due_at` is when it is tried again if the sender dies. No foreign keys: appends write here.
 CREATE TABLE outbox (
   id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   message_id       uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -57,8 +57,8 @@ CREATE INDEX outbox_waiting_for_slack ON outbox (subject_id, id) WHERE done_at I
 CREATE INDEX outbox_of_destination ON outbox (destination_id, id);
 CREATE INDEX outbox_done ON outbox (done_at) WHERE done_at IS NOT NULL;
 
--- What is told of an approval. It names the session too: whoever follows a conversation knows which one it is about.
--- Called in the RETURNING of the statement that did it. People are few and slow: a wake-up costs nobody anything here.
+-- Writes the message about an approval. It names the session too, so that a client which follows a conversation can
+-- match it. Called in the RETURNING of the statement that changed it. People act rarely, so the wake-up is cheap.
 CREATE FUNCTION announce(news text, about approval, moment timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, payload, created_at, due_at)
@@ -80,7 +80,7 @@ BEGIN
   END IF;
 END $$;
 
--- That a run has ended, for one run; a worker's append does it for many at once.
+-- Writes the message that one run has ended; a worker's append does it for many at once.
 CREATE FUNCTION announce_end(ended run) RETURNS void LANGUAGE sql AS $$
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
   SELECT ended.tenant_id, d.id, d.channel, 'run.completed', ended.id, ended.completed_at, ended.completed_at
@@ -93,19 +93,45 @@ $$;
 
 -- ---------------------------------------------------------------- Slack
 
--- Who a Slack user is to us: one of the tenant's keys, with its role, groups and workspace.
+-- The key that a Slack user acts with. Only a link code creates a row: the holder of the key requested the code, and
+-- the Slack user sent it back, so one person holds both.
 CREATE TABLE slack_user (
   tenant_id   uuid NOT NULL REFERENCES tenant,
   team_id     text NOT NULL,
   user_id     text NOT NULL,
   key_id      uuid NOT NULL REFERENCES api_key,
   created_at  timestamptz NOT NULL,
-  created_by  text NOT NULL,
   PRIMARY KEY (team_id, user_id, tenant_id)
 );
 
--- Where an approval's cards are, so that they can be rewritten. More than one only if a sender died between Slack's
--- answer and our commit; the other one is noted when somebody presses its button.
+-- A code is used once and for ten minutes. Only its hash is stored.
+CREATE TABLE slack_link_code (
+  code_hash   bytea PRIMARY KEY,
+  key_id      uuid NOT NULL REFERENCES api_key,
+  expires_at  timestamptz NOT NULL
+);
+
+-- The tenants whose people may act from a Slack team. A tenant in the team offers it to another tenant, which accepts:
+-- both have to agree. A team without an accepted row belongs to tenant `default`, whose operators run the bot.
+CREATE TABLE slack_team (
+  team_id      text NOT NULL,
+  tenant_id    uuid NOT NULL REFERENCES tenant,
+  offered_by   text NOT NULL,
+  offered_at   timestamptz NOT NULL,
+  accepted_by  text,
+  accepted_at  timestamptz,
+  PRIMARY KEY (team_id, tenant_id),
+  CHECK ((accepted_by IS NULL) = (accepted_at IS NULL))
+);
+
+CREATE FUNCTION is_in_slack_team(tenant uuid, team text) RETURNS boolean LANGUAGE sql STABLE AS $$
+  SELECT EXISTS (SELECT FROM slack_team WHERE team_id = team AND tenant_id = tenant AND accepted_at IS NOT NULL)
+      OR NOT EXISTS (SELECT FROM slack_team WHERE team_id = team AND accepted_at IS NOT NULL)
+         AND EXISTS (SELECT FROM tenant AS t WHERE t.id = tenant AND t.name = 'default')
+$$;
+
+-- The Slack cards of an approval, for later rewrites. More than one only if a sender died between Slack's answer and
+-- our commit; the other card is recorded when a user presses its button.
 CREATE TABLE slack_card (
   approval_id  uuid NOT NULL REFERENCES approval,
   tenant_id    uuid NOT NULL,

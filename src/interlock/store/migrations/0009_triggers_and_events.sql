@@ -1,9 +1,9 @@
--- Triggers and events: what starts runs without anybody asking for each, and what runs wait for from outside.
+-- Triggers, schedules and events: what starts runs automatically, and the external events that runs wait for.
 
 -- ---------------------------------------------------------------- triggers
 
--- What a sender's delivery or a Slack command starts. It acts with the key of whoever applied it. Its signing secret is
--- in `secret`, encrypted; here stands its name.
+-- The workflow that a sender's delivery or a Slack command starts. It acts with the key of the person who applied it.
+-- The signing secret is in `secret`, encrypted; this row has its name.
 CREATE TABLE trigger (
   tenant_id     uuid NOT NULL REFERENCES tenant,
   name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
@@ -23,7 +23,7 @@ CREATE UNIQUE INDEX trigger_of_command ON trigger (tenant_id, command) WHERE com
 
 -- ---------------------------------------------------------------- schedules
 
--- `next_at` is the slot that comes next; a schedule that is paused has none, and stands in no index that is looked at.
+-- `next_at` is the next slot; it is NULL for a paused schedule, which is therefore in no index that is searched.
 CREATE TABLE schedule (
   tenant_id     uuid NOT NULL REFERENCES tenant,
   name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
@@ -49,8 +49,8 @@ CREATE INDEX schedule_due ON schedule (next_at) WHERE next_at IS NOT NULL;
 
 -- ---------------------------------------------------------------- events
 
--- An event is kept until a step waits for it or its time is over. Whoever consumes it says so here in the transaction
--- that makes it the step's, or leaves it in the inbox of whoever holds the run: once, and for one step.
+-- An event is kept until a step waits for it or it expires. Its consumer marks it here in the transaction that delivers
+-- it to the step, or that posts it to the inbox of the run's holder: once, and for one step.
 CREATE TABLE outside_event (
   tenant_id     uuid NOT NULL REFERENCES tenant,
   id            text NOT NULL,
@@ -65,21 +65,22 @@ CREATE TABLE outside_event (
   run_id        uuid,
   step          text,
   consumed_at   timestamptz,
-  PRIMARY KEY (tenant_id, id),
+  PRIMARY KEY (tenant_id, number),
+  -- A sender chooses an event's id. Senders of two workspaces may choose the same id for two events.
+  CONSTRAINT outside_event_id UNIQUE NULLS NOT DISTINCT (tenant_id, id, workspace_id),
   CONSTRAINT outside_event_consumed
     CHECK ((run_id IS NULL) = (consumed_at IS NULL) AND (step IS NULL) = (consumed_at IS NULL))
 );
 CREATE UNIQUE INDEX outside_event_of_step ON outside_event (run_id, step) WHERE run_id IS NOT NULL;
 CREATE INDEX outside_event_kept ON outside_event (tenant_id, type, correlation, number) WHERE consumed_at IS NULL;
-CREATE INDEX outside_event_in_order ON outside_event (tenant_id, number);
 CREATE INDEX outside_event_expiry ON outside_event (expires_at);
 
 CREATE TRIGGER outside_event_final BEFORE UPDATE ON outside_event FOR EACH ROW
   WHEN (OLD.consumed_at IS NOT NULL)
   EXECUTE FUNCTION refuse_change();
 
--- All that a waiting step costs. The event that comes and the time-out both begin by deleting the row: whoever finds
--- it there is the one that ends the wait.
+-- The only row of a waiting step. Both the event and the time-out begin by deleting it: the one that finds the row ends
+-- the wait.
 CREATE TABLE outside_wait (
   run_id        uuid NOT NULL,
   step          text NOT NULL,
@@ -94,15 +95,15 @@ CREATE TABLE outside_wait (
 CREATE INDEX outside_wait_for ON outside_wait (tenant_id, type, correlation, number);
 CREATE INDEX outside_wait_timeout ON outside_wait (timeout_at) WHERE timeout_at IS NOT NULL;
 
--- Between looking for a wait and keeping an event, and between looking for an event and beginning to wait, nobody may
--- do the other: both would look, find nothing, and miss each other for ever.
+-- Two pairs exclude each other: looking for a wait and keeping an event; looking for an event and starting to wait.
+-- Without this lock both sides could look, find nothing, and miss each other forever.
 CREATE FUNCTION lock_event(tenant uuid, wanted text, about text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_advisory_xact_lock(hashtextextended(tenant::text || ' ' || wanted || ' ' || about, 43));
 END $$;
 
--- The run's row is locked, or its lease is ours. Answers the event that came before, which is consumed thereby, or
--- nothing: then the step waits. Each statement here has a snapshot of its own, taken after the lock.
+-- The caller has locked the run's row or holds its lease. Returns and consumes the event that came before, or returns
+-- nothing: then the step waits. Each statement here has a separate snapshot, taken after the lock.
 CREATE FUNCTION await_event(
   now timestamptz, tenant uuid, waiting uuid, waiting_step text, wanted text, about text, times_out_at timestamptz
 ) RETURNS SETOF outside_event LANGUAGE plpgsql AS $$
@@ -113,8 +114,8 @@ BEGIN
   SELECT workspace_id INTO place FROM run WHERE id = waiting;
   RETURN QUERY
     UPDATE outside_event SET run_id = waiting, step = waiting_step, consumed_at = now
-     WHERE tenant_id = tenant AND id = (
-       SELECT kept.id FROM outside_event AS kept
+     WHERE tenant_id = tenant AND number = (
+       SELECT kept.number FROM outside_event AS kept
         WHERE kept.tenant_id = tenant AND kept.type = wanted AND kept.correlation = about
           AND kept.consumed_at IS NULL AND kept.expires_at > now
           AND (kept.workspace_id IS NULL OR kept.workspace_id = place)

@@ -1,7 +1,7 @@
--- Sessions: conversations with an agent. Each message is a run; a session has at most one that has not ended. What its
--- runs say of it is in their rows.
+-- Sessions: conversations with an agent. Each message is a run; a session has at most one that has not ended. The
+-- agent's answers are in the rows of the runs.
 
--- `runs` counts the runs that were begun, `messages` what was said.
+-- `runs` counts the runs that were started, `messages` the messages.
 CREATE TABLE session (
   id            uuid PRIMARY KEY,
   tenant_id     uuid NOT NULL REFERENCES tenant,
@@ -15,7 +15,7 @@ CREATE TABLE session (
 );
 CREATE INDEX session_of_tenant ON session (tenant_id, id);
 
--- What people say. Without a run it waits for the one before it to end; who said it decides what its run may do.
+-- Messages of people. A message without a run waits for the previous run to end; its sender's rights apply to its run.
 CREATE TABLE message (
   session_id    uuid NOT NULL REFERENCES session,
   number        int NOT NULL CHECK (number > 0),
@@ -25,6 +25,8 @@ CREATE TABLE message (
   auto_approve  boolean NOT NULL,
   sent_by       text NOT NULL,
   sender        jsonb NOT NULL,
+  -- The key of the request that sent it: its run has the same key.
+  idempotency_key text,
   sent_at       timestamptz NOT NULL,
   run_id        uuid UNIQUE,
   PRIMARY KEY (session_id, number)

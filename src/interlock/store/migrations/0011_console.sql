@@ -1,6 +1,6 @@
--- The console: who is signed in, and what a chart of the last hours is drawn from.
+-- The console: its sessions, and the data for its charts of the last hours.
 
--- A cookie's digest, and the key that it stands for.
+-- A cookie's digest, and the key that it belongs to.
 CREATE TABLE signin (
   digest      bytea PRIMARY KEY CHECK (length(digest) = 32),
   key_id      uuid NOT NULL REFERENCES api_key (id) ON DELETE CASCADE,
@@ -9,8 +9,8 @@ CREATE TABLE signin (
 );
 CREATE INDEX signin_expiry ON signin (expires_at);
 
--- How many runs ended in a minute, by how they ended and how long they took: bucket n holds those of 2^(n-1) to 2^n ms.
--- The sealer meets every ended run exactly once, off the hot path, and adds it here in the same transaction.
+-- How many runs ended in a minute, by final state and duration: bucket n holds those of 2^(n-1) to 2^n ms. The sealer
+-- handles every ended run exactly once, off the hot path, and counts it here in the same transaction.
 CREATE TABLE ended_minute (
   tenant_id  uuid NOT NULL,
   minute     timestamptz NOT NULL,

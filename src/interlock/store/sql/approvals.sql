@@ -1,7 +1,7 @@
 -- Approvals: the question, the votes, the decision.
 
 -- name: open_approvals
--- Reminded half-way to their expiry.
+-- The reminder is due half-way to the expiry.
 INSERT INTO approval (id, tenant_id, run_id, session_id, step, status, tier, two_person, summary, action, digest, requested_by,
                       requested_at, expires_at, kind, rule_ids, reason, reason_required, policy_digest, approvers,
                       escalate_to, escalate_at, receipt_id, remind_at, asked_by)
@@ -38,7 +38,7 @@ SELECT approval.* FROM approval
  ORDER BY approval.id DESC LIMIT $5;
 
 -- name: votes_on
--- As long as it is open, those whose keys still hold, and who are asked as it stands now: another policy may ask others.
+-- While the approval is open, only votes of valid keys among the current approvers: a new policy may name others.
 SELECT approval_id, vote.digest, voter, decision, vote.reason, at
   FROM vote JOIN approval ON approval.id = approval_id
  WHERE approval_id = ANY($1::uuid[])
@@ -54,7 +54,7 @@ SELECT approval_id, vote.digest, voter, decision, vote.reason, at
  ORDER BY at, voter;
 
 -- name: cast_vote
--- Who said yes may still say no while it is open; what counts is their last word.
+-- While the approval is open, an approver may change an approval into a rejection; the last vote counts.
 INSERT INTO vote (approval_id, digest, voter, decision, reason, at)
 VALUES ($2, $3, $4, $5, $6, coalesce($1, now()))
 ON CONFLICT (approval_id, digest, voter) DO UPDATE
@@ -67,11 +67,11 @@ RETURNING voter, announce(
 SELECT * FROM approval WHERE tenant_id = $1 AND receipt_id = $2 AND kind = 'in_doubt' ORDER BY id DESC LIMIT 1;
 
 -- name: edit_action
--- A new action under the same question; the votes so far were about the old one. If the policy asks for people ($14: for
--- how long), they are asked as its rule says; else as they were.
+-- A new action under the same question; the votes so far were about the old one. If the policy requires approval ($14:
+-- for how long), the approvers are those of its rule; otherwise they stay as they were.
 UPDATE approval
    SET proposed = coalesce(proposed, action), action = $2::text::jsonb, digest = $3, tier = $4, two_person = $5, rule_ids = $6, reason = $7, policy_digest = $8,
-       summary = $9, edited_by = array_append(edited_by, $10), approvers = $12, reason_required = $13,
+       summary = $9, edited_by = array_append(edited_by, $10), edited_at = coalesce($11, now()), approvers = $12, reason_required = $13,
        expires_at = coalesce(coalesce($11, now()) + make_interval(secs => $14), expires_at),
        remind_at = coalesce(coalesce($11, now()) + make_interval(secs => $14 / 2), remind_at),
        escalate_to = $15,
@@ -87,7 +87,7 @@ RETURNING *, announce('approval.resolved', approval, coalesce($1, now()))::text 
 
 -- name: withdraw_runs
 -- moves: approval requested -cancel-> canceled
--- Runs that go no further: nobody is asked about their steps any more, and no event from outside is theirs.
+-- For runs that go no further: withdraw the open approvals of their steps and delete their event subscriptions.
 WITH waits AS (
   DELETE FROM outside_wait WHERE run_id = ANY($2::uuid[])
 )

@@ -1,13 +1,13 @@
--- The audit chain: sealing what was appended, and reading it back to check it. Why no entry is missed and none is
--- sealed twice stands in the migration that makes these tables.
+-- The audit chain: sealing appended entries, and reading them back for verification. The migration that creates these
+-- tables explains why no entry is missed and none is sealed twice.
 
 -- name: lock_sealer
--- One sealer at a time, whichever process it is in: each tenant's chain has one end to be lengthened.
+-- One sealer at a time in all processes: each tenant's chain has a single end to append to.
 SELECT pg_try_advisory_xact_lock(hashtextextended('interlock_sealer', 42));
 
 -- name: take_unsealed
--- About $1 entries, by whole notes, oldest first. The entry is looked up one by one on its key, whatever the planner
--- thinks of the journal's size. An entry that is gone comes back without its columns: its place is sealed all the same.
+-- About $1 entries, by whole notes, oldest first. Each entry is looked up by its key, regardless of the planner's
+-- estimate of the journal's size. A deleted entry is returned without its columns: its position is sealed anyway.
 WITH oldest AS MATERIALIZED (
   SELECT id, sum(cardinality(run_ids)) OVER (ORDER BY id) - cardinality(run_ids) AS earlier
     FROM (SELECT id, run_ids FROM unsealed ORDER BY id LIMIT $1) AS top
@@ -29,7 +29,7 @@ SELECT taken.tenant_id, noted.run_id, noted.seq, e.*
  ORDER BY taken.id, noted.run_id, noted.seq;
 
 -- name: came_before
--- Of entries that leave a state: the one that led to it.
+-- For entries that leave a state: the entry that led to that state.
 SELECT asked.run_id, asked.seq, came.at, came.to_state
   FROM unnest($1::uuid[], $2::int[], $3::text[]) AS asked (run_id, seq, step)
  CROSS JOIN LATERAL (
@@ -62,7 +62,7 @@ SELECT EXISTS (SELECT FROM checkpoint);
 SELECT id FROM tenant ORDER BY id;
 
 -- name: sealed_after
--- A piece of a tenant's chain, and what stands in the journal for it now.
+-- A part of a tenant's chain, and the current contents of the journal for it.
 SELECT seal.position, seal.run_id AS sealed_run, seal.seq AS sealed_seq, seal.link, e.*
   FROM (SELECT * FROM seal WHERE tenant_id = $1 AND position > $2 ORDER BY position LIMIT $3) AS seal
   LEFT JOIN LATERAL (
@@ -90,8 +90,8 @@ SELECT (SELECT coalesce(sum(cardinality(run_ids)), 0) FROM unsealed) AS unsealed
 SELECT id FROM run WHERE tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3;
 
 -- name: strays
--- What the chain cannot know: entries that neither it nor a note has, and runs whose rows count more entries than the
--- journal holds. Runs whose entries retention let go ($3) have none left to compare.
+-- What the chain cannot detect: entries that are neither in the chain nor in a note, and runs whose rows count more
+-- entries than the journal holds. Runs whose entries were deleted by retention ($3) have none left to compare.
 WITH looked_at AS MATERIALIZED (
   SELECT id, seq FROM run WHERE id = ANY($2::uuid[]) AND tenant_id = $1 AND ($3::uuid IS NULL OR id >= $3)
 ), stray AS (
@@ -126,7 +126,7 @@ SELECT seal.position, encode(seal.link, 'hex') AS link, entry.run_id, entry.seq,
  LIMIT $4;
 
 -- name: leaves_of_run
--- A run's journal as it is hashed, with each entry's place in the chain (none while it is not sealed).
+-- A run's journal as it is hashed, with each entry's position in the chain (NULL until it is sealed).
 SELECT entry.run_id, entry.seq, entry.tenant_id, entry.at, entry.type, entry.step, entry.from_state, entry.event,
        entry.to_state, entry.attempt, entry.token, entry.actor,
        encode(sha256(convert_to(entry.data::text, 'UTF8')), 'hex') AS data_sha256,
@@ -138,7 +138,7 @@ SELECT entry.run_id, entry.seq, entry.tenant_id, entry.at, entry.type, entry.ste
  ORDER BY entry.seq;
 
 -- name: checkpoints_around
--- The two that enclose the positions from $2 to $3: the last one before, and the first one that covers them all.
+-- The two checkpoints that enclose positions $2 to $3: the last one before, and the first that covers them all.
 (SELECT tenant_id, number, position, head, at, previous, released, key_id, signature
    FROM checkpoint WHERE tenant_id = $1 AND position < $2 ORDER BY position DESC, number DESC LIMIT 1)
 UNION ALL
@@ -146,5 +146,5 @@ UNION ALL
    FROM checkpoint WHERE tenant_id = $1 AND position >= $3 ORDER BY position, number LIMIT 1);
 
 -- name: unsealed_below
--- Retention asks this before it lets go of the runs below an id: what is not sealed yet has to wait.
+-- Retention checks this before it deletes the runs below an id: entries that are not sealed yet must stay.
 SELECT EXISTS (SELECT FROM unsealed, unnest(run_ids) AS noted (run_id) WHERE noted.run_id < $1);

@@ -2,13 +2,14 @@
 
 -- name: claim_runs
 -- moves: run pending -start-> running
--- The fairest lanes of a pool, then the top of each. SKIP LOCKED lets workers pass each other. The lane's row is locked,
--- so its cap holds however many workers claim at once. A lane that gave less than its share comes back too, with no run
--- if it gave none: it is dry. A worker that is reserved for a job claims from that job's pool and from no other.
+-- Picks the lanes of a pool in fair order, then the first runs of each. SKIP LOCKED lets workers pass each other. The
+-- lane's row is locked, so its cap holds however many workers claim at once. A lane that gave less than its share is
+-- returned too, without a run if it gave none: it is dry. A worker that is reserved for a job claims only from that
+-- job's pool.
 WITH me AS MATERIALIZED (
   SELECT id FROM worker
    WHERE id = $2 AND status = 'running' AND CASE WHEN job_id IS NULL THEN $5 = ANY(labels) ELSE $5 = job_id::text END
-     FOR SHARE
+     FOR KEY SHARE
 ), turn AS MATERIALIZED (
   SELECT id, home_id, weight, vtime, max_writes_per_run, policy_version,
          coalesce(max_concurrency, 2147483647) - in_flight AS room
@@ -20,13 +21,13 @@ WITH me AS MATERIALIZED (
    LIMIT $3
      FOR NO KEY UPDATE SKIP LOCKED
 ), home AS MATERIALIZED (
-  -- What a side lane gives also counts in its tenant's own lane. One that is locked at this moment gives nothing.
+  -- A run from a side lane also counts in its tenant's own lane. If that lane is locked now, it gives nothing.
   SELECT id, max_writes_per_run, policy_version, coalesce(max_concurrency, 2147483647) - in_flight AS room
     FROM lane
    WHERE id IN (SELECT home_id FROM turn WHERE home_id <> id)
      FOR NO KEY UPDATE SKIP LOCKED
 ), hidden AS MATERIALIZED (
-  -- Whose turn it is, if it is locked by somebody else and those that are not are ahead of it: its part is not for them.
+  -- The next lane by turn, if another worker has it locked and the unlocked lanes are ahead of it: reserve its share.
   SELECT next.weight
     FROM (
       SELECT id, weight, vtime FROM lane
@@ -36,8 +37,8 @@ WITH me AS MATERIALIZED (
     ) AS next, (SELECT sum(weight) AS weight, min(vtime) AS vtime FROM turn) AS free
    WHERE next.id NOT IN (SELECT id FROM turn) AND free.vtime > next.vtime + $3 / (free.weight + next.weight)
 ), pull AS (
-  -- By weight; little of it for a lane that got ahead because others were locked when it was served, until they are level.
-  -- Not nothing: the one that is behind may have a cap, and never catch up.
+  -- By weight. A lane that got ahead because others were locked when it was served gets little until they are level,
+  -- but not nothing: the lane behind may have a cap and never catch up.
   SELECT id, home_id, room, vtime, max_writes_per_run, policy_version,
          weight * CASE WHEN vtime > min(vtime) OVER () + $3 / sum(weight) OVER () THEN 0.1 ELSE 1 END AS pull,
          coalesce((SELECT weight FROM hidden), 0) AS hidden
@@ -48,7 +49,7 @@ WITH me AS MATERIALIZED (
          ceil($3 * hidden / (sum(pull) OVER () + hidden))::int AS hidden
     FROM pull
 ), rounded AS (
-  -- What rounding down leaves over goes to those whose turn is next, so that small batches add up to the weights too.
+  -- The remainder of rounding down goes to the lanes next in turn, so that small batches add up to the weights too.
   SELECT id, home_id, room, max_writes_per_run, policy_version,
          runs + (row_number() OVER (ORDER BY vtime) <= $3 - hidden - sum(runs) OVER ())::int AS runs
     FROM whole
@@ -56,7 +57,7 @@ WITH me AS MATERIALIZED (
   SELECT id, least(room, runs) AS share, max_writes_per_run, policy_version FROM rounded
    WHERE runs > 0 AND NOT EXISTS (SELECT FROM turn WHERE home_id <> id)
   UNION ALL
-  -- Lanes of one tenant share its cap: what those before it may take is not there for the next.
+  -- Lanes of one tenant share its cap: each lane gets only what the lanes before it leave.
   SELECT rounded.id,
          least(rounded.room, runs, coalesce(home.room, CASE WHEN rounded.id = home_id THEN rounded.room ELSE 0 END)
                - coalesce(sum(runs) OVER (PARTITION BY home_id ORDER BY rounded.id
@@ -92,8 +93,8 @@ WITH me AS MATERIALIZED (
          wake_at = NULL
     FROM picked
    WHERE run.id = picked.run_id AND run.lease_worker IS NULL
-     -- Said twice, for a join alone may be made by reading all runs; and not IS NULL, which invites to read all open ones.
-     -- Nor with =, of which the planner expects next to nothing: it would compare each run with each that was picked.
+     -- Stated twice, because with the join alone the planner may scan all runs. Not IS NULL, which makes it scan all
+     -- open runs. Not `=`, of which it expects almost no rows: it would compare each run with each picked run.
      AND run.id = ANY(ARRAY(SELECT run_id FROM picked))
      AND coalesce(run.completed_at, 'infinity') >= 'infinity'
   RETURNING run.id, run.tenant_id, run.workflow, run.workflow_version, run.status, run.input, run.trigger, run.seq,
@@ -120,7 +121,7 @@ SELECT leased.*, share.id AS lane, share.share, share.max_writes_per_run, share.
   FROM share LEFT JOIN leased ON leased.lane_id = share.id;
 
 -- name: rest_lanes
--- In the order of all who lock several lanes.
+-- In the order in which every statement locks several lanes.
 SELECT id, rest_lane(id)
   FROM (SELECT id FROM lane WHERE id = ANY($1::uuid[]) ORDER BY side_id NULLS FIRST, id) AS lanes;
 
@@ -128,7 +129,7 @@ SELECT id, rest_lane(id)
 SELECT EXISTS (SELECT FROM lane WHERE pool = 'default' AND active AND NOT full_up);
 
 -- name: work_is_waiting_in
--- For a worker that serves these pools and tenants. A side lane has room if its tenant has.
+-- For a worker that serves these pools and tenants. A side lane has room only if its tenant has.
 SELECT EXISTS (
   SELECT FROM lane
    WHERE pool = ANY($1::text[]) AND active AND NOT full_up AND ($2::uuid[] IS NULL OR home_id = ANY($2))
@@ -136,8 +137,8 @@ SELECT EXISTS (
 );
 
 -- name: leases_of
--- What the database thinks that this worker holds: asked after an answer to a claim was lost on its way. Nothing once it
--- was declared lost, also while its runs still wait to be taken back: it may not write, so it must not begin anything.
+-- The runs that this worker holds according to the database, for use after the answer to a claim was lost. Returns no
+-- row once the worker was declared lost, even before its runs are reclaimed: it may not write, so it may not run them.
 SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger, seq, lease_token, inbox, created_at,
        deadline_at, requested_by, requester, workspace_id, started_at, parent_run_id, session_id, session_run,
        auto_approve, run.side_id, job_id, root_id, cost_usd, false AS fresh, false AS lost, false AS seated,
@@ -146,7 +147,7 @@ SELECT run.id, run.tenant_id, workflow, workflow_version, status, input, trigger
  WHERE lease_worker = $2 AND EXISTS (SELECT FROM worker WHERE worker.id = $2 AND stopped_at IS NULL);
 
 -- name: hand_back
--- A run that its holder cannot go on with, as it is: with its mail, and whatever it was told meanwhile. Behind all others.
+-- Requeues a run that its holder cannot continue, with the commands in its inbox, behind all other ready runs.
 WITH mine AS MATERIALIZED (
   SELECT id, tenant_id, side_id FROM run WHERE id = $2 AND lease_worker = $1 AND lease_token = $3
 ), lanes AS MATERIALIZED (
@@ -171,11 +172,11 @@ WITH mine AS MATERIALIZED (
 SELECT id, pg_notify('interlock_ready', '')::text FROM freed;
 
 -- name: claims_in_vain
--- How often a run was claimed since anybody wrote something under a lease.
+-- How often a run was claimed since the last write under a lease.
 SELECT $2::bigint - coalesce(max(token), 0) FROM entry WHERE run_id = $1;
 
 -- name: add_label_lane
--- A tenant's lane for what its steps ask for; its id is made of the two.
+-- A tenant's lane for a label that its steps require; the lane's id is derived from the two.
 INSERT INTO lane (side_id, side_of, pool, weight)
 SELECT $1, tenant_id, $3, weight FROM lane WHERE tenant_id = $2
 ON CONFLICT DO NOTHING;

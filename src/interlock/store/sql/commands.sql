@@ -1,8 +1,7 @@
--- Commands from outside: what people, timers and events do to a run that no worker holds, and how they leave word
--- for one that a worker holds.
+-- Run commands from people, timers and events: applied directly if no worker holds the run, else posted to its inbox.
 
 -- name: unqueue_run
--- Before the run's row is locked, as a claim does it. Put back with queue_run if nothing comes of the command.
+-- Before the run's row is locked, in the same order as a claim. If the command changes nothing, queue_run requeues it.
 WITH held AS (
   DELETE FROM held_back WHERE tenant_id = $1 AND run_id = $2 RETURNING fresh, lost
 ), queued AS (
@@ -11,7 +10,7 @@ WITH held AS (
 SELECT fresh, lost FROM queued UNION ALL SELECT fresh, lost FROM held;
 
 -- name: is_queued
--- Asked once the run's row is locked: whoever queues a run has that lock, so the answer stays true.
+-- Valid only while the run's row is locked: every statement that queues a run holds that lock.
 SELECT EXISTS (SELECT FROM ready WHERE tenant_id = $1 AND run_id = $2)
     OR EXISTS (SELECT FROM held_back WHERE tenant_id = $1 AND run_id = $2);
 
@@ -20,8 +19,8 @@ SELECT *, coalesce($1, now()) AS now FROM run WHERE tenant_id = $2 AND id = $3 F
 
 -- name: move_run
 -- moves: run * -> *
--- The trigger refuses what is in no table. The journal may know of costs ($9) that the row has not counted: of a worker
--- that was lost.
+-- A trigger refuses transitions that are in no table. The journal may have costs ($9) of a lost worker that the row
+-- lacks.
 UPDATE run
    SET status = $3, reason = $4, result = $5::text::jsonb, error = $6::text::jsonb,
        completed_at = CASE WHEN $4::text IS NOT NULL THEN coalesce($1, now()) END,
@@ -40,8 +39,8 @@ SELECT $2, e.seq, $3, coalesce($1, now()), e.type, e.step, e.from_state, e.event
     AS e (seq, type, step, from_state, event, to_state, attempt, actor, data, output);
 
 -- name: queue_run
--- Into the lane that its row names. With the name of its workflow if that has a cap: then it is held back until there is
--- room.
+-- Into the lane that the run's row names. If its workflow has a cap, the row carries the workflow's name and is blocked
+-- until there is room. COMMIT wakes the lane, or admits as many runs as there is room for.
 WITH turn AS MATERIALIZED (
   SELECT side_id, nextval('ready_turn') - CASE WHEN $3 THEN 0 ELSE 1::bigint << 62 END AS turn FROM run WHERE id = $2
 ), queued AS (
@@ -53,18 +52,19 @@ WITH turn AS MATERIALIZED (
   SELECT $1, $5, $2, side_id, turn, $3, $4 FROM turn WHERE $5::text IS NOT NULL
   RETURNING tenant_id, workflow
 )
-SELECT wake_lane(tenant_id, side_id)::text FROM queued
+INSERT INTO queue_change (tenant_id, lane_id, has_work, workflow)
+SELECT tenant_id, coalesce(side_id, tenant_id), true, NULL FROM queued
 UNION ALL
-SELECT let_in(tenant_id, workflow)::text FROM held;
+SELECT tenant_id, NULL, false, workflow FROM held;
 
 -- name: let_in
--- Places became free in these workflows.
-SELECT let_in(tenant_id, workflow)
-  FROM (SELECT DISTINCT * FROM unnest($1::uuid[], $2::text[]) AS w (tenant_id, workflow) ORDER BY 1, 2) AS freed;
+-- Places in these workflows became free: COMMIT admits as many runs as there is room for.
+INSERT INTO queue_change (tenant_id, workflow)
+SELECT DISTINCT * FROM unnest($1::uuid[], $2::text[]);
 
 -- name: post_to_inbox
 -- moves: run running -cancel-> canceling
--- The count on the run's row is what the holder's next append sees, also one that is already waiting for this lock.
+-- The holder's next append checks the count on the run's row, even if that append already waits for this lock.
 WITH posted AS (
   INSERT INTO inbox (run_id, command, step, actor, data, at) VALUES ($2, $3, $4, $5, $6::text::jsonb, coalesce($1, now()))
 )
@@ -74,7 +74,7 @@ RETURNING *, pg_notify('interlock_inbox', lease_worker::text)::text,
           (SELECT heartbeat_at FROM worker WHERE worker.id = lease_worker) AS last_heartbeat_at;
 
 -- name: post_events
--- Events that had come before their steps began to wait, for runs that the worker who writes this holds.
+-- Events that arrived before their steps began to wait, for runs that the calling worker holds.
 WITH words AS (
   SELECT * FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])
     AS w (run_id, command, step, actor, data)
@@ -87,12 +87,12 @@ UPDATE run SET inbox = inbox + sent.words
  WHERE run.id = sent.run_id;
 
 -- name: forget_mail
--- Of a run that ends without anybody having read it.
+-- For a run that ends before a worker read its inbox.
 WITH gone AS (DELETE FROM inbox WHERE run_id = $1)
 UPDATE run SET inbox = 0 WHERE id = $1;
 
 -- name: last_seq
--- From the journal itself: the row has it only as of its last change.
+-- From the journal itself: the row knows only the sequence number of its last change.
 SELECT max(seq) FROM entry WHERE run_id = $1;
 
 -- name: read_inbox

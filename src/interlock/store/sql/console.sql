@@ -1,9 +1,11 @@
--- What only the console asks: who is signed in, and lists that stay quick however many runs there are.
+-- Queries for the console only: console sessions, and lists that stay fast however many runs there are.
 
 -- name: begin_signin
--- Whoever signs in takes the sign-ins that ran out with them.
+-- Also deletes expired console sessions, and the oldest ones of a key that already has $5 of them.
 WITH over AS (
   DELETE FROM signin WHERE expires_at <= coalesce($1, now())
+), too_many AS (
+  DELETE FROM signin WHERE digest IN (SELECT digest FROM signin WHERE key_id = $3 ORDER BY created_at DESC OFFSET $5 - 1)
 )
 INSERT INTO signin (digest, key_id, created_at, expires_at)
 VALUES ($2, $3, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $4));
@@ -19,14 +21,16 @@ SELECT api_key.*, tenant.name AS tenant
 DELETE FROM signin WHERE digest = $1
 RETURNING pg_notify('interlock_keys', '')::text AS announced;
 
--- name: count_requested
--- Up to a hundred: a badge says no more than 99+.
-SELECT count(*) FROM (
-  SELECT FROM approval
-   WHERE tenant_id = $1 AND status = 'requested'
-     AND ($2::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = approval.run_id AND run.workspace_id = $2))
-   LIMIT 100
-) AS open;
+-- name: open_questions
+-- Like `inbox`, but only the columns that determine the allowed approvers: every page counts these rows for its badge.
+SELECT id, digest, status, kind, tier, two_person, session_id, requested_by, asked_by, edited_by, approvers, escalate_to,
+       escalated_at, reason_required, expires_at
+  FROM approval
+ WHERE tenant_id = $1 AND status = 'requested'
+   AND ($2::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = approval.run_id AND run.workspace_id = $2))
+   AND ($4::timestamptz IS NULL OR expires_at > $4 OR (expires_at = $4 AND id < $5::uuid))
+ ORDER BY expires_at, id DESC
+ LIMIT $3;
 
 -- name: count_open
 SELECT count(*) FROM approval
@@ -34,7 +38,7 @@ SELECT count(*) FROM approval
    AND ($2::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = approval.run_id AND run.workspace_id = $2));
 
 -- name: inbox
--- What is open and closest to its end, first; on from one that was seen.
+-- Open approvals, the next to expire first; continues after the last one seen.
 SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
   FROM approval JOIN run ON run.id = approval.run_id
  WHERE approval.tenant_id = $2 AND approval.status = 'requested'
@@ -43,8 +47,13 @@ SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
  ORDER BY approval.expires_at, approval.id DESC
  LIMIT $4;
 
+-- name: approvals_by_id
+SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
+  FROM approval JOIN run ON run.id = approval.run_id
+ WHERE approval.tenant_id = $2 AND ($3::text IS NULL OR run.workspace_id = $3) AND approval.id = ANY($4::uuid[]);
+
 -- name: decided_lately
--- The last ones of each state in which an approval has ended ($5), so that an index serves each of them.
+-- The most recent approvals of each final state ($5), so that an index serves each state.
 SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
   FROM unnest($5::text[]) AS ended (status)
  CROSS JOIN LATERAL (
@@ -55,31 +64,37 @@ SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
  ORDER BY approval.resolved_at DESC
  LIMIT $4;
 
--- A pulse changes when what a page shows changes, and is quick to ask for: the page is drawn anew when it did.
+-- A pulse is a cheap digest of what a page shows. The console redraws the page when the pulse changes.
 
 -- name: pulse_of_inbox
 SELECT md5(string_agg(concat_ws(' ', id, digest, escalated_at, votes), ',' ORDER BY id)) FROM (
   SELECT id, digest, escalated_at,
          (SELECT count(*) FROM vote WHERE vote.approval_id = approval.id AND key_holds(voter)) AS votes
-    FROM approval WHERE tenant_id = $1 AND status = 'requested'
+    FROM approval
+   WHERE tenant_id = $1 AND status = 'requested'
+     AND ($2::text IS NULL OR EXISTS (SELECT FROM run WHERE run.id = approval.run_id AND run.workspace_id = $2))
    ORDER BY id DESC LIMIT 200
 ) AS open;
 
 -- name: pulse_of_runs
 WITH newest AS (
-  SELECT id FROM run WHERE tenant_id = $1 ORDER BY id DESC LIMIT 1
+  SELECT id FROM (SELECT id, workspace_id FROM run WHERE tenant_id = $1 ORDER BY id DESC LIMIT 1000) AS looked_at
+   WHERE $3::text IS NULL OR workspace_id = $3
+   ORDER BY id DESC LIMIT 1
 ), counted AS (
   SELECT states.status, (
            SELECT count(*) FROM (
-             SELECT FROM run WHERE run.tenant_id = $1 AND run.status = states.status LIMIT 1000
+             SELECT workspace_id FROM run WHERE run.tenant_id = $1 AND run.status = states.status
+              ORDER BY id DESC LIMIT 1000
            ) AS few
+            WHERE $3::text IS NULL OR workspace_id = $3
          ) AS runs
     FROM unnest($2::text[]) AS states (status)
 )
 SELECT md5(concat_ws(' ', (SELECT id FROM newest), (SELECT string_agg(status || runs, ' ') FROM counted)));
 
 -- name: count_runs_by_state
--- Up to a thousand of each: beyond that people want to know that there are many.
+-- Counts up to a thousand for each state: beyond that, "many" is enough.
 SELECT states.status, (
          SELECT count(*) FROM (
            SELECT FROM run
@@ -90,13 +105,13 @@ SELECT states.status, (
   FROM unnest($2::text[]) AS states (status);
 
 -- name: pulse_of_run
--- The row of a run stands still while its worker appends; the journal does not.
+-- The row of a run does not change while its worker appends; the journal does.
 SELECT (SELECT seq FROM entry WHERE entry.run_id = run.id ORDER BY seq DESC LIMIT 1) AS seq,
        (SELECT count(*) FROM vote JOIN approval ON approval.id = vote.approval_id WHERE approval.run_id = run.id) AS asked
   FROM run WHERE id = $1;
 
 -- name: find_runs
--- Newest first, among at most $12 that the index gives.
+-- Newest first, among at most $12 rows that the index returns.
 SELECT id, workflow, workflow_version, status, reason, created_at, started_at, completed_at, duration_ms, cost_usd,
        requested_by, trigger ->> 'source' AS source, trigger ->> 'ref' AS ref, session_id, job_id, parent_run_id
   FROM (
@@ -119,7 +134,7 @@ SELECT id, workflow, workflow_version, status, reason, created_at, started_at, c
  LIMIT $11;
 
 -- name: last_looked_at
--- The last of those $8 that were looked at for a page that is not full, if there are so many: the next page begins there.
+-- The last of the $8 rows examined for a page that is not full, if there were that many: the next page starts there.
 SELECT id FROM run
  WHERE tenant_id = $1
    AND ($2::uuid IS NULL OR id < $2)
@@ -132,7 +147,7 @@ SELECT id FROM run
 OFFSET $8 - 1 LIMIT 1;
 
 -- name: plan_afresh
--- For this transaction: what is looked for decides which index is the right one.
+-- For this transaction only: the filters decide which index is the right one.
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
 
 -- name: workflow_names
@@ -141,6 +156,9 @@ SELECT DISTINCT name FROM workflow WHERE tenant_id = $1 ORDER BY name LIMIT 500;
 -- name: children_to_show
 SELECT id, workflow, status, created_at, duration_ms FROM run
  WHERE parent_run_id = $2 AND tenant_id = $1 ORDER BY id LIMIT 100;
+
+-- name: retries_of
+SELECT id, status FROM run WHERE resumed_from = $2 AND tenant_id = $1 ORDER BY id DESC LIMIT 10;
 
 -- name: policy_texts
 SELECT digest, text FROM policy WHERE tenant_id = $1 AND digest = ANY($2::text[]);
@@ -153,7 +171,8 @@ SELECT approval.*, run.workflow, run.workspace_id
 -- name: pulse_of_sessions
 SELECT md5(string_agg(concat_ws(' ', id, messages, runs, (
          SELECT status FROM run WHERE run.session_id = session.id AND run.completed_at IS NULL)), ',')) FROM (
-  SELECT id, messages, runs FROM session WHERE tenant_id = $1 ORDER BY id DESC LIMIT 50
+  SELECT id, messages, runs FROM session
+   WHERE tenant_id = $1 AND ($2::text IS NULL OR workspace_id = $2) ORDER BY id DESC LIMIT 50
 ) AS session;
 
 -- name: pulse_of_session
@@ -169,21 +188,25 @@ SELECT id, workflow, status, created_at FROM run
  WHERE lease_worker = $1 AND tenant_id = $2 AND ($3::text IS NULL OR workspace_id = $3) ORDER BY id LIMIT 100;
 
 -- name: pulse_of_workers
-SELECT md5(string_agg(concat_ws(' ', id, status, job_id, (SELECT count(*) FROM run WHERE lease_worker = worker.id)), ',')) FROM (
+-- A tenant ($1) sees changes of its own runs, not those of other tenants. NULL: sees everything.
+SELECT md5(string_agg(concat_ws(' ', id, status, (SELECT job.id FROM job WHERE job.id = job_id AND ($1::uuid IS NULL OR job.tenant_id = $1)), (
+         SELECT count(*) FROM run
+          WHERE lease_worker = worker.id AND ($1::uuid IS NULL OR tenant_id = $1) AND ($2::text IS NULL OR workspace_id = $2)
+       )), ',')) FROM (
   SELECT id, status, job_id FROM worker
    WHERE stopped_at IS NULL OR stopped_at > now() - interval '1 hour' ORDER BY id DESC LIMIT 500
 ) AS worker;
 
 -- name: pulse_of_jobs
 SELECT md5(string_agg(concat_ws(' ', id, status, (SELECT max(seq) FROM history WHERE subject_id = job.id)), ',')) FROM (
-  SELECT id, status FROM job WHERE tenant_id = $1 ORDER BY id DESC LIMIT 100
+  SELECT id, status FROM job WHERE tenant_id = $1 AND ($2::text IS NULL OR workspace_id = $2) ORDER BY id DESC LIMIT 100
 ) AS job;
 
 -- ---------------------------------------------------------------- workflows, policies, schedules
 
 -- name: workflows_to_show
--- The newest version of each, what its cap leaves, and its last run. Of a key's workspace only the last few runs of a
--- workflow are looked at: others may have a million.
+-- The newest version of each workflow, the room under its cap, and its last run. For a key of one workspace, only the
+-- last few runs of a workflow are examined: other workspaces may have a million.
 SELECT newest.*, cap.max_concurrency,
        CASE WHEN cap.max_concurrency IS NOT NULL THEN (
          SELECT count(*) FROM run
@@ -210,25 +233,14 @@ SELECT newest.*, cap.max_concurrency,
   ) AS last ON true
  ORDER BY newest.name;
 
--- name: workflow_versions
-SELECT version, digest, created_at, created_by FROM workflow
- WHERE tenant_id = $1 AND name = $2 ORDER BY version DESC LIMIT $3;
-
--- name: policy_versions
-SELECT version, digest, created_at, created_by, length(text) AS characters FROM policy
- WHERE tenant_id = $1 ORDER BY version DESC LIMIT $2;
-
--- name: policy_version
-SELECT version, digest, text, created_at, created_by FROM policy WHERE tenant_id = $1 AND version = $2;
-
 -- name: pulse_of_schedules
 SELECT md5(string_agg(concat_ws(' ', name, next_at, paused_at, last_run_id, workspace_id), ',' ORDER BY name))
-  FROM schedule WHERE tenant_id = $1;
+  FROM schedule WHERE tenant_id = $1 AND ($2::text IS NULL OR workspace_id = $2);
 
 -- ---------------------------------------------------------------- the chain
 
 -- name: newest_sealed
--- From the end of the chain. What is no longer in the journal has its place and its link, and nothing else.
+-- From the end of the chain. An entry that left the journal has only its position and its link.
 SELECT sealed.position, encode(sealed.link, 'hex') AS link, sealed.run_id, sealed.seq, e.*
   FROM (
     SELECT * FROM seal WHERE tenant_id = $1 AND ($2::bigint IS NULL OR position < $2) ORDER BY position DESC LIMIT $3
@@ -257,8 +269,8 @@ SELECT max(number) FROM checkpoint WHERE tenant_id = $1;
 -- ---------------------------------------------------------------- charts
 
 -- name: count_ended
--- In the sealer's transaction: each run's end is sealed once, so it is counted once. The bucket is that of the next
--- power of two in milliseconds.
+-- In the sealer's transaction: each run's end is sealed once, so it is counted once. The bucket is the next power of
+-- two in milliseconds.
 INSERT INTO ended_minute (tenant_id, minute, workspace, status, bucket, runs)
 SELECT tenant_id, date_trunc('minute', completed_at), coalesce(workspace_id, ''), status,
        CASE WHEN duration_ms > 1 THEN least(ceil(log(2, duration_ms)), 40) ELSE 0 END::int, count(*)
@@ -267,7 +279,7 @@ SELECT tenant_id, date_trunc('minute', completed_at), coalesce(workspace_id, '')
     ON CONFLICT (tenant_id, minute, workspace, status, bucket) DO UPDATE SET runs = ended_minute.runs + excluded.runs;
 
 -- name: forget_ended
--- No chart looks further back.
+-- No chart goes further back.
 DELETE FROM ended_minute WHERE minute < coalesce($1, now()) - interval '2 days';
 
 -- name: ended_since
@@ -276,7 +288,7 @@ SELECT minute, status, bucket, sum(runs)::bigint AS runs FROM ended_minute
  GROUP BY minute, status, bucket;
 
 -- name: pulse_of_usage
-SELECT concat_ws(' ', lane.in_flight, lane.rate_used, lane.rate_minute, date_trunc('minute', coalesce($2, now())),
+SELECT concat_ws(' ', lane.in_flight, start_rate.used, start_rate.minute, date_trunc('minute', coalesce($2, now())),
                  (SELECT sum(runs) FROM ended_minute
-                   WHERE ended_minute.tenant_id = $1 AND minute >= coalesce($2, now()) - interval '1 hour'))
-  FROM lane WHERE lane.tenant_id = $1;
+                   WHERE ended_minute.tenant_id = $1 AND ended_minute.minute >= coalesce($2, now()) - interval '1 hour'))
+  FROM lane JOIN start_rate ON start_rate.tenant_id = lane.tenant_id WHERE lane.tenant_id = $1;

@@ -1,7 +1,7 @@
--- Events from outside: what came, who waits for it, and that the two meet once.
+-- External events and event subscriptions. Each event is delivered to one step, once.
 
 -- name: first_wait
--- Who has waited longest for such an event. One that was sent for a workspace is for the runs of that one.
+-- The step that has waited longest for such an event. An event for a workspace goes only to runs of that workspace.
 SELECT run_id, step FROM outside_wait
  WHERE tenant_id = $1 AND type = $2 AND correlation = $3 AND ($4::text IS NULL OR workspace_id = $4)
  ORDER BY number LIMIT 1;
@@ -10,10 +10,11 @@ SELECT run_id, step FROM outside_wait
 SELECT lock_event($1, $2, $3);
 
 -- name: get_event
-SELECT * FROM outside_event WHERE tenant_id = $1 AND id = $2;
+-- Only from this workspace, or only without one: event ids are chosen by the senders of one workspace.
+SELECT * FROM outside_event WHERE tenant_id = $1 AND workspace_id IS NOT DISTINCT FROM $2 AND id = $3;
 
 -- name: keep_event
--- With the step that it is for, if one waited for it.
+-- With the step that receives it, if one waited for it.
 INSERT INTO outside_event (tenant_id, id, workspace_id, type, correlation, payload, sent_by, received_at, expires_at,
                            run_id, step, consumed_at)
 VALUES ($2, $3, $4, $5, $6, $7::text::jsonb, $8, coalesce($1, now()), coalesce($1, now()) + make_interval(secs => $9),
@@ -32,7 +33,7 @@ SELECT * FROM outside_event
  ORDER BY number DESC LIMIT $7;
 
 -- name: await_events
--- In one order for all, so that two who begin to wait for the same events do not wait for each other.
+-- In one order for all callers, so that two callers that subscribe to the same events cannot deadlock.
 SELECT wanted.run_id AS waiting, wanted.step AS waiting_step, came.*
   FROM (
     SELECT * FROM unnest($2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])
@@ -57,8 +58,8 @@ SELECT tenant_id, run_id, step FROM outside_wait
 -- name: forget_expired_events
 WITH gone AS (
   DELETE FROM outside_event
-   WHERE (tenant_id, id) IN (
-     SELECT tenant_id, id FROM outside_event WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
+   WHERE (tenant_id, number) IN (
+     SELECT tenant_id, number FROM outside_event WHERE expires_at <= coalesce($1, now()) LIMIT $2 FOR UPDATE SKIP LOCKED
    )
   RETURNING consumed_at
 )

@@ -1,4 +1,4 @@
--- Evidence: what a bundle is made of, and where the bundles are.
+-- Evidence: the contents of a bundle, and where the bundles are stored.
 
 -- name: evidence_becomes_due
 -- In the sealer's transaction: these runs ended, and all of their entries are in the chain now.
@@ -7,7 +7,7 @@ SELECT run_id, tenant_id, coalesce($1, now()) FROM unnest($2::uuid[], $3::uuid[]
 ON CONFLICT (run_id) DO NOTHING;
 
 -- name: claim_evidence
--- The oldest $2. A maker that dies leaves them due again after $3 seconds; the later the more often it was tried.
+-- The oldest $2. If the signer dies, they are due again after $3 seconds, later with each attempt.
 WITH due AS MATERIALIZED (
   SELECT run_id FROM evidence_due
    WHERE due_at <= coalesce($1, now())
@@ -25,7 +25,7 @@ RETURNING evidence_due.run_id, evidence_due.tenant_id, evidence_due.attempts;
 SELECT EXISTS (SELECT FROM evidence_due WHERE tenant_id = $1 AND run_id = $2);
 
 -- name: save_evidence
--- Two makers of the same bundle: the first one's stands, and it is the file that both found.
+-- If two signers make the same bundle, the first one's row stays, and both get that file.
 WITH made AS (
   INSERT INTO evidence (run_id, tenant_id, name, sha256, key_id, made_at)
   SELECT m.run_id, m.tenant_id, m.name, m.sha256, m.key_id, coalesce($1, now())
@@ -38,16 +38,16 @@ DELETE FROM evidence_due WHERE run_id = ANY($2::uuid[]);
 SELECT run_id, name, sha256, key_id, made_at FROM evidence WHERE tenant_id = $1 AND run_id = $2;
 
 -- name: evidence_due_below
--- Retention asks this before it lets go of the runs below an id: without its entries a run has no bundle.
+-- Retention checks this before it deletes the runs below an id: a run without its entries has no bundle.
 SELECT EXISTS (SELECT FROM evidence_due WHERE run_id < $1);
 
--- ---------------------------------------------------------------- what a bundle is made of, for many runs at once
+-- ---------------------------------------------------------------- contents of the bundles of many runs at once
 
 -- name: runs_by_id
 SELECT * FROM run WHERE id = ANY($1::uuid[]);
 
 -- name: leaves_of_runs
--- Each run's journal as it is hashed, with each entry's place in the chain (none while it is not sealed).
+-- Each run's journal as it is hashed, with each entry's position in the chain (NULL until it is sealed).
 SELECT entry.run_id, entry.seq, entry.tenant_id, entry.at, entry.type, entry.step, entry.from_state, entry.event,
        entry.to_state, entry.attempt, entry.token, entry.actor,
        encode(sha256(convert_to(entry.data::text, 'UTF8')), 'hex') AS data_sha256,
@@ -61,7 +61,7 @@ SELECT entry.run_id, entry.seq, entry.tenant_id, entry.at, entry.type, entry.ste
  ORDER BY entry.run_id, entry.seq;
 
 -- name: checkpoints_around_runs
--- For each run the two that enclose its places, from $3 to $4: the last one before, and the first that covers them all.
+-- For each run the two checkpoints that enclose positions $3 to $4: the last before, and the first that covers all.
 SELECT placed.run_id, around.*
   FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS placed (run_id, chain, first, last)
  CROSS JOIN LATERAL (

@@ -1,4 +1,4 @@
--- Standing grants: answers given in advance.
+-- Grants: standing approvals.
 
 -- name: give_grant
 INSERT INTO standing_grant (id, tenant_id, tool, arguments, tier, reason, created_by, created_at, expires_at,
@@ -23,12 +23,12 @@ SELECT * FROM standing_grant
 SELECT key_holds($1);
 
 -- name: use_grant
--- The arguments of a grant are those that must be the same; others are free. A med grant covers low, not the reverse.
+-- A grant fixes some arguments; all others are free. A grant for tier med covers low, not the reverse.
 UPDATE standing_grant SET uses = uses + 1
  WHERE id = (
    SELECT id FROM standing_grant
     WHERE tenant_id = $2 AND tool = $3 AND expires_at > coalesce($1, now()) AND revoked_at IS NULL
-      -- Not @>, to which a list of two recipients contains the list of one that was meant.
+      -- Not @>, because a list of two recipients contains the granted list of one.
       AND NOT EXISTS (SELECT FROM jsonb_each(arguments) AS meant WHERE meant.value IS DISTINCT FROM $4::text::jsonb -> meant.key)
       AND (tier = 'med' OR $5 = 'low')
       AND (workspace_id IS NULL OR workspace_id = $9)

@@ -16,7 +16,7 @@ WITH made AS (
 SELECT * FROM made;
 
 -- name: get_job
-SELECT * FROM job WHERE tenant_id = $1 AND id = $2;
+SELECT * FROM job WHERE tenant_id = $1 AND id = $2 AND ($3::text IS NULL OR workspace_id = $3);
 
 -- name: lock_job
 SELECT *, coalesce($1, now()) AS now FROM job WHERE id = $2 FOR NO KEY UPDATE;
@@ -28,16 +28,16 @@ SELECT * FROM job
  ORDER BY id DESC LIMIT $6;
 
 -- name: tree_of
--- A job and all below it, each after its parent.
+-- A job and all its descendants, each after its parent.
 WITH RECURSIVE tree AS (
   SELECT id FROM job WHERE id = $1
   UNION ALL
   SELECT job.id FROM job JOIN tree ON job.parent_job_id = tree.id
 )
-SELECT job.* FROM job WHERE id IN (SELECT id FROM tree) ORDER BY depth, id;
+SELECT job.* FROM job WHERE id IN (SELECT id FROM tree) AND ($2::text IS NULL OR workspace_id = $2) ORDER BY depth, id;
 
 -- name: lock_open_tree
--- Parents before children. A child that was submitted while this waited for its parent is seen by the next look.
+-- Parents before children. The caller's next query sees a child submitted while this one waited for its parent.
 WITH RECURSIVE tree AS (
   SELECT id FROM job WHERE id = $1
   UNION ALL
@@ -48,7 +48,7 @@ SELECT id, status, workflow FROM job WHERE id IN (SELECT id FROM tree) AND compl
 
 -- name: move_jobs
 -- moves: job * -> *
--- Several at once, each locked by an earlier statement and with its line of history.
+-- Moves several jobs at once, each locked by an earlier statement, and writes a line of history for each.
 WITH asked AS (
   SELECT * FROM unnest($2::uuid[], $3::text[], $4::text[]) AS a (id, from_state, reason)
 ), moved AS (
@@ -60,14 +60,14 @@ WITH asked AS (
     FROM asked WHERE job.id = asked.id AND job.status = asked.from_state
   RETURNING job.*, asked.from_state
 ), before AS (
-  SELECT subject_id, max(seq) AS seq, max(at) FILTER (WHERE event IS NOT NULL) AS at
+  SELECT subject_id, max(at) FILTER (WHERE event IS NOT NULL) AS at
     FROM history WHERE subject_id = ANY($2::uuid[]) GROUP BY subject_id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
-  SELECT moved.id, coalesce(before.seq, 0) + 1, 'job', coalesce($1, now()), CASE WHEN $9 THEN 'job_completed' ELSE
+  SELECT moved.id, next_in_history(moved.id), 'job', coalesce($1, now()), CASE WHEN $9 THEN 'job_completed' ELSE
          'job_transition' END, moved.from_state, $6, $5, $7, moved.reason,
          jsonb_build_object('done', moved.done, 'total', moved.total)
-    FROM moved LEFT JOIN before ON before.subject_id = moved.id
+    FROM moved
 )
 SELECT moved.*, extract(epoch FROM coalesce($1, now()) - before.at)::float8 AS seconds_before,
        pg_notify('interlock_run', moved.id::text)::text
@@ -78,14 +78,14 @@ WITH changed AS (
   UPDATE job SET done = $3 WHERE id = $2 AND status = 'running' AND done < $3 RETURNING id, total
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
-  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'job', coalesce($1, now()),
+  SELECT id, next_in_history(id), 'job', coalesce($1, now()),
          'job_progress', 'system:jobs', jsonb_build_object('done', $3, 'total', total, 'succeeded', $4::int)
     FROM changed
 )
 SELECT pg_notify('interlock_run', id::text)::text FROM changed;
 
 -- name: progress_of
--- How the runs of these jobs stand; those that they started in their turn are not counted.
+-- The states of the runs of these jobs, without their child runs.
 SELECT job_id, status, count(*)::int AS runs FROM run
  WHERE job_id = ANY($1::uuid[]) AND parent_run_id IS NULL
  GROUP BY job_id, status;
@@ -103,7 +103,7 @@ SELECT EXISTS (SELECT FROM job WHERE completed_at IS NULL)
     OR EXISTS (SELECT FROM lane JOIN job ON job.id = lane.side_id WHERE side_of IS NOT NULL);
 
 -- name: running_jobs
--- What each of them needs: its runs, its children, its workers.
+-- The needs of each running job: its runs, its children, its workers.
 SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, runs.done, runs.well, runs.moving,
        children.open AS open_children, children.unwell AS unwell_children,
        (SELECT count(*) FROM worker WHERE worker.job_id = job.id AND worker.status = 'running')::int AS workers
@@ -125,14 +125,15 @@ SELECT job.id, job.tenant_id, job.total, job.done AS noted, job.worker_count, ru
 -- name: overdue_jobs
 SELECT id, tenant_id FROM job WHERE completed_at IS NULL AND deadline_at <= coalesce($1, now()) ORDER BY id LIMIT 100;
 
--- name: one_allocator
--- Reservations are made one after the other: two at once could each have half of what both need.
-SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
+-- name: try_allocate
+-- Only one process allocates at a time: two could each reserve half of the workers that both need. Returns false if
+-- another process allocates now. No process waits for this lock: each tries again half a second later.
+SELECT pg_try_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
 
 -- name: next_pending_job
--- The fairest: of the tenant with the fewest reserved workers for its weight; deeper ones first, since their parents wait
--- for them; then the oldest. It is not passed over because a later one needs less, or it would wait for ever; only one
--- that needs more workers than are running stands in nobody's way.
+-- The fairest next job: of the tenant with the fewest reserved workers for its weight; deeper jobs first, since their
+-- parents wait for them; then the oldest. A later job that needs less may not overtake it, or it would wait forever;
+-- only a job that needs more workers than are running does not block the others.
 SELECT job.id, job.tenant_id, job.workflow, job.workflow_version, job.worker_count, pool.free
   FROM job
   JOIN lane AS home ON home.id = job.tenant_id
@@ -156,7 +157,8 @@ SELECT $1, tenant_id, $1::uuid::text, weight FROM lane WHERE tenant_id = $2
 ON CONFLICT DO NOTHING;
 
 -- name: reserve_workers
--- Idle ones first. Each is told, and each has it in its history: that is how two jobs of one worker would be found.
+-- Idle workers first. SKIP LOCKED never waits; the caller holds the allocation lock. Each worker is notified and gets a
+-- history row, which would reveal a worker with two jobs.
 WITH free AS MATERIALIZED (
   SELECT id FROM worker
    WHERE stopped_at IS NULL AND status = 'running' AND pid IS NOT NULL AND job_id IS NULL AND 'default' = ANY(labels)
@@ -164,19 +166,19 @@ WITH free AS MATERIALIZED (
      AND heartbeat_at > coalesce($1, now()) - make_interval(secs => lease_seconds)
    ORDER BY (SELECT count(*) FROM run WHERE lease_worker = worker.id), id
    LIMIT $3
-     FOR NO KEY UPDATE
+     FOR NO KEY UPDATE SKIP LOCKED
 ), reserved AS (
   UPDATE worker SET job_id = $2 FROM free WHERE worker.id = free.id AND worker.job_id IS NULL RETURNING worker.id
 ), unseated AS (
   DELETE FROM seat USING reserved WHERE worker_id = reserved.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
-  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
+  SELECT id, next_in_history(id), 'worker', coalesce($1, now()),
          'worker_reserved', 'system:jobs', jsonb_build_object('job_id', $2)
     FROM reserved
 ), told AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
-  SELECT $2, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = $2), 0), 'job', coalesce($1, now()),
+  SELECT $2, next_in_history($2), 'job', coalesce($1, now()),
          'job_workers', 'system:jobs', jsonb_build_object('workers', jsonb_agg(id))
     FROM reserved HAVING count(*) > 0
 )
@@ -191,14 +193,14 @@ WITH released AS (
   DELETE FROM seat USING released WHERE worker_id = released.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, actor, data)
-  SELECT id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = id), 0), 'worker', coalesce($1, now()),
+  SELECT id, next_in_history(id), 'worker', coalesce($1, now()),
          'worker_released', 'system:jobs', jsonb_build_object('job_id', job_id)
     FROM released
 )
 SELECT id, pg_notify('interlock_worker', id::text)::text FROM released;
 
 -- name: open_job_lanes
--- Of jobs that ended: what is left in them (runs that are being canceled) is for every worker.
+-- For jobs that ended: any worker may take the runs left in their lanes (runs that are being canceled).
 UPDATE lane
    SET pool = 'default', vtime = coalesce(turn_in('default'), vtime)
  WHERE id = ANY($1::uuid[])
@@ -212,7 +214,7 @@ SELECT run.tenant_id, run.id, job.reason FROM lane
  LIMIT $1;
 
 -- name: drop_job_lanes
--- When nothing can come into them any more.
+-- Once no run can enter the lane any more.
 DELETE FROM lane USING job
  WHERE lane.side_of IS NOT NULL AND job.id = lane.side_id AND job.completed_at IS NOT NULL AND lane.in_flight = 0
    AND NOT EXISTS (SELECT FROM run WHERE run.job_id = job.id

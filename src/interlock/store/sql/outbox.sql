@@ -1,11 +1,11 @@
--- The outbox: messages to the outside, who they go to, and what became of them.
+-- The outbox: messages to other systems, their destinations, and the outcome of their delivery.
 
 -- ---------------------------------------------------------------- sending
 
 -- name: claim_messages
--- At most $3 of each destination, so that a slow or dead one holds up nobody else; $4 are those that this process is
--- busy with, $5 the channels that it can send to. What is said of one approval reaches Slack in order: a later message
--- waits for the earlier one. Whoever dies while sending leaves a message that is due again after $6 seconds.
+-- At most $3 messages of each destination, so that a slow or dead one does not delay the others; $4 are the messages
+-- that this process is sending, $5 the channels that it can send to. Messages about one approval reach Slack in order:
+-- a later one waits for the earlier one. If the process dies while sending, the message is due again after $6 seconds.
 WITH RECURSIVE waiting AS (
   (SELECT destination_id FROM outbox WHERE done_at IS NULL ORDER BY destination_id LIMIT 1)
   UNION ALL
@@ -56,7 +56,7 @@ UPDATE destination SET failing_since = NULL, last_error = NULL
  WHERE destination.id = done.destination_id AND destination.failing_since IS NOT NULL;
 
 -- name: message_not_delivered
--- Tried again after $3 seconds, or given up when that would be more than $6 seconds after it was written.
+-- Retries after $3 seconds, or gives up if that is more than $6 seconds after the message was written.
 WITH tried AS (
   UPDATE outbox
      SET due_at = coalesce($1, now()) + make_interval(secs => $3),
@@ -76,12 +76,12 @@ UPDATE destination SET failing_since = coalesce(failing_since, $1, now()), last_
 RETURNING destination.id, destination.channel, destination.failing_since, coalesce($1, now()) AS now;
 
 -- name: put_off_messages
--- Not tried: the destination does not want to hear from us yet.
+-- Not attempted: the destination asked us to wait.
 UPDATE outbox SET due_at = coalesce($1, now()) + make_interval(secs => $3), attempts = attempts - 1
  WHERE id = ANY($2::bigint[]) AND done_at IS NULL;
 
 -- name: give_up_messages
--- Those that nobody tries any more: their destination was switched off, or no process has the settings to send them.
+-- Messages that no process will try again: the destination is disabled, or no process has the settings for it.
 UPDATE outbox SET done_at = coalesce($1, now()), failed = true, last_error = coalesce(last_error, 'never sent')
  WHERE done_at IS NULL AND created_at < coalesce($1, now()) - make_interval(secs => $2);
 
@@ -118,7 +118,7 @@ SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || 'slack', 7));
 SELECT * FROM destination WHERE tenant_id = $1 AND channel = 'slack' AND disabled_at IS NULL;
 
 -- name: disable_destination
--- What waits for it is not sent any more.
+-- Messages that wait for it are never sent.
 WITH dropped AS (
   UPDATE outbox SET done_at = coalesce($1, now()), failed = true, last_error = coalesce(last_error, $3)
    WHERE destination_id = $2 AND done_at IS NULL
@@ -135,7 +135,7 @@ UPDATE destination SET disabled_at = NULL, failing_since = NULL, last_error = NU
 RETURNING *;
 
 -- name: add_test_message
--- To one that is switched on; nothing else is told of it.
+-- Only to an enabled destination; no other event is sent to it.
 WITH told AS (
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, payload, created_at, due_at)
   SELECT tenant_id, id, channel, 'webhook.test', id, jsonb_build_object('webhook_id', id), coalesce($1, now()),
@@ -162,7 +162,7 @@ SELECT tenant_id, id FROM approval
  LIMIT $2;
 
 -- name: remind_approval
--- Once: a reminder that was given has no time any more.
+-- Once: a reminder that was sent has no due time any more.
 UPDATE approval SET remind_at = NULL WHERE id = $2
 RETURNING *, announce('approval.reminded', approval, coalesce($1, now()))::text AS announced;
 
@@ -173,11 +173,11 @@ RETURNING *, announce('approval.escalated', approval, coalesce($1, now()))::text
 -- ---------------------------------------------------------------- Slack
 
 -- name: approval_by_id
--- For a signed button that says which approval, and nothing of the tenant.
+-- For a signed button that names the approval, but not its tenant.
 SELECT * FROM approval WHERE id = $1;
 
 -- name: card_of
-SELECT approval.*, run.workflow, coalesce($1, now()) AS now
+SELECT approval.*, run.workflow, run.workspace_id, coalesce($1, now()) AS now
   FROM approval JOIN run ON run.id = approval.run_id
  WHERE approval.id = $2;
 
@@ -189,7 +189,7 @@ INSERT INTO slack_card (approval_id, tenant_id, channel, ts) VALUES ($1, $2, $3,
 ON CONFLICT DO NOTHING;
 
 -- name: refresh_cards
--- Somebody saw a card that does not show what is true.
+-- Requests another update of the cards: a user saw one that does not show the current state.
 WITH told AS (
   INSERT INTO outbox (tenant_id, destination_id, channel, event, subject_id, created_at, due_at)
   SELECT tenant_id, id, channel, 'approval.shown', $3, coalesce($1, now()), coalesce($1, now())
@@ -198,39 +198,3 @@ WITH told AS (
   RETURNING id
 )
 SELECT pg_notify('interlock_outbox', '')::text FROM told;
-
--- name: map_slack_user
--- An admin of a workspace ($7) says it of that one's people, and of nobody who is known by another key.
-INSERT INTO slack_user (tenant_id, team_id, user_id, key_id, created_at, created_by)
-VALUES ($2, $3, $4, $5, coalesce($1, now()), $6)
-ON CONFLICT (team_id, user_id, tenant_id) DO UPDATE
-   SET key_id = excluded.key_id, created_at = excluded.created_at, created_by = excluded.created_by
- WHERE $7::text IS NULL
-    OR EXISTS (SELECT FROM api_key WHERE api_key.id = slack_user.key_id AND api_key.workspace_id = $7)
-RETURNING *;
-
--- name: is_key_of_workspace
-SELECT EXISTS (
-  SELECT FROM api_key
-   WHERE id = $1 AND tenant_id = $2 AND revoked_at IS NULL AND ($3::text IS NULL OR workspace_id = $3)
-);
-
--- name: list_slack_users
-SELECT slack_user.*, api_key.name, api_key.role, api_key.revoked_at
-  FROM slack_user JOIN api_key ON api_key.id = key_id
- WHERE slack_user.tenant_id = $1 AND ($2::text IS NULL OR api_key.workspace_id = $2)
- ORDER BY team_id, user_id LIMIT 1000;
-
--- name: unmap_slack_user
-DELETE FROM slack_user USING api_key
- WHERE slack_user.tenant_id = $1 AND team_id = $2 AND user_id = $3
-   AND api_key.id = key_id AND ($4::text IS NULL OR api_key.workspace_id = $4)
-RETURNING slack_user.*, api_key.name, api_key.role, api_key.revoked_at;
-
--- name: keys_of_slack_user
-SELECT api_key.*, tenant.name AS tenant
-  FROM slack_user
-  JOIN api_key ON api_key.id = slack_user.key_id AND api_key.revoked_at IS NULL
-  JOIN tenant ON tenant.id = api_key.tenant_id
- WHERE team_id = $1 AND user_id = $2
- ORDER BY tenant.name;

@@ -1,18 +1,18 @@
--- Runs: starting them and looking at them.
+-- Starting runs and reading them.
 
 -- name: start_run
 -- moves: run -create-> pending, run pending -start-> running, idempotency -> processing, idempotency processing -complete-> completed
--- One, alone, in the ordinary case; see the queue's migration.
+-- The common case of a single run; see the queue's migration.
 SELECT at, answer
-  FROM start_run($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+  FROM start_run($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
  WHERE at IS NOT NULL;
 
 -- name: start_runs
 -- moves: run -create-> pending
--- One or many at once. An id that is already there was started by an earlier try of the same call. A tenant with a
--- rate gives each run the next free place in a minute; those of later minutes wait for theirs, in order. Runs of a
--- workflow with a cap are held back until it has room. $14 names the jobs that they belong to; a job's lane has the id
--- of the job.
+-- Starts one or many runs at once. An id that exists already was started by an earlier attempt of the same call. A
+-- tenant with a rate limit gives each run the next free place in a minute; runs of later minutes wait for theirs, in
+-- order. Runs of a workflow with a cap are blocked until it has room. $14 names the jobs that they belong to; a job's
+-- lane has the id of the job.
 WITH asked AS (
   SELECT *
     FROM unnest(
@@ -21,13 +21,14 @@ WITH asked AS (
          ) WITH ORDINALITY AS a (id, tenant_id, workspace_id, workflow, workflow_version, input, trigger, requested_by,
                                  deadline_seconds, watch_seconds, requester, capped, job_id, place)
 ), rate AS MATERIALIZED (
-  -- Kept awake before its row is locked, as in wake_lane.
-  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) AS awake,
-         max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
+  SELECT lane.tenant_id, max_runs_per_min AS most, _.minute,
+         CASE WHEN start_rate.minute = _.minute THEN start_rate.used ELSE 0 END AS used
     FROM lane
-   CROSS JOIN LATERAL (SELECT greatest(rate_minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
-   WHERE max_runs_per_min IS NOT NULL AND tenant_id IN (SELECT tenant_id FROM asked)
-     FOR NO KEY UPDATE OF lane
+    JOIN start_rate ON start_rate.tenant_id = lane.tenant_id
+   CROSS JOIN LATERAL (SELECT greatest(start_rate.minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
+   WHERE max_runs_per_min IS NOT NULL AND lane.tenant_id IN (SELECT tenant_id FROM asked)
+   ORDER BY lane.tenant_id
+     FOR NO KEY UPDATE OF start_rate
 ), placed AS (
   SELECT asked.*, rate.minute + ((rate.used + row_number() OVER (PARTITION BY tenant_id ORDER BY place) - 1)
                                  / rate.most) * interval '1 minute' AS turn
@@ -43,12 +44,11 @@ WITH asked AS (
   ON CONFLICT (id) DO NOTHING
   RETURNING id, tenant_id, workflow, workflow_version, trigger, requested_by, created_at, wake_at, capped, side_id
 ), paced AS (
-  UPDATE lane
-     SET rate_minute = rate.minute + ((rate.used + taken.runs - 1) / rate.most) * interval '1 minute',
-         rate_used = (rate.used + taken.runs - 1) % rate.most + 1
+  UPDATE start_rate
+     SET minute = rate.minute + ((rate.used + taken.runs - 1) / rate.most) * interval '1 minute',
+         used = (rate.used + taken.runs - 1) % rate.most + 1
     FROM rate JOIN (SELECT tenant_id, count(*)::int AS runs FROM started GROUP BY tenant_id) AS taken USING (tenant_id)
-   WHERE lane.tenant_id = rate.tenant_id
-  RETURNING lane.tenant_id
+   WHERE start_rate.tenant_id = rate.tenant_id
 ), queued AS (
   INSERT INTO ready (tenant_id, run_id, side_id, turn, fresh, lost)
   SELECT tenant_id, id, side_id, nextval('ready_turn'), true, false FROM started WHERE wake_at IS NULL AND NOT capped
@@ -57,31 +57,32 @@ WITH asked AS (
   SELECT tenant_id, workflow, id, side_id, nextval('ready_turn'), true, false
     FROM started WHERE wake_at IS NULL AND capped
   RETURNING tenant_id, workflow
-), admitted AS MATERIALIZED (
-  SELECT let_in(tenant_id, workflow) FROM (SELECT DISTINCT tenant_id, workflow FROM held ORDER BY 1, 2) AS capped
+), told AS (
+  -- COMMIT wakes their lanes, and admits as many runs as there is room for.
+  INSERT INTO queue_change (tenant_id, lane_id, has_work, workflow)
+  SELECT DISTINCT tenant_id, coalesce(job_id, tenant_id), true, NULL FROM asked
+  UNION ALL
+  SELECT DISTINCT tenant_id, NULL::uuid, false, workflow FROM held
 ), journaled AS (
   INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor, data)
   SELECT id, 1, tenant_id, created_at, 'run_created', 'create', 'pending', 0, requested_by,
          jsonb_build_object('workflow', workflow, 'version', workflow_version, 'trigger', trigger)
     FROM started
 )
-SELECT coalesce($1, now()) AS now, wake_lane(tenant_id, job_id)::text,
-       (SELECT max(wake_at) FROM started WHERE started.tenant_id = lanes.tenant_id) AS turn
-  FROM (SELECT DISTINCT tenant_id, job_id FROM asked ORDER BY job_id NULLS FIRST, tenant_id) AS lanes,
-       (SELECT count(*) FROM paced) AS _, (SELECT count(*) FROM admitted) AS __;
+SELECT coalesce($1, now()) AS now, (SELECT max(wake_at) FROM started) AS turn;
 
 -- name: insert_run
 -- moves: run -create-> pending
--- A run that does not go to the queue as it is: its first step is a gate or a wait, or it continues another run. It
--- takes the next free place in a minute like any other; `wake_at` is set if that is a later one.
+-- A run that does not go straight to the queue: its first step is a gate or a wait, or it continues another run. It
+-- takes the next free place in a minute like any other run; `wake_at` is set if that is in a later minute.
 WITH rate AS MATERIALIZED (
-  -- Kept awake before its row is locked, as in wake_lane.
-  SELECT tenant_id, pg_advisory_xact_lock_shared(hashtextextended(tenant_id::text, 42)) AS awake,
-         max_runs_per_min AS most, minute, CASE WHEN rate_minute = minute THEN rate_used ELSE 0 END AS used
+  SELECT lane.tenant_id, max_runs_per_min AS most, _.minute,
+         CASE WHEN start_rate.minute = _.minute THEN start_rate.used ELSE 0 END AS used
     FROM lane
-   CROSS JOIN LATERAL (SELECT greatest(rate_minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
-   WHERE max_runs_per_min IS NOT NULL AND tenant_id = $3
-     FOR NO KEY UPDATE OF lane
+    JOIN start_rate ON start_rate.tenant_id = lane.tenant_id
+   CROSS JOIN LATERAL (SELECT greatest(start_rate.minute, date_trunc('minute', coalesce($1, now()))) AS minute) AS _
+   WHERE max_runs_per_min IS NOT NULL AND lane.tenant_id = $3
+     FOR NO KEY UPDATE OF start_rate
 ), place AS (
   SELECT tenant_id, minute + (used / most) * interval '1 minute' AS turn, used % most + 1 AS used FROM rate
 ), inserted AS (
@@ -95,32 +96,34 @@ WITH rate AS MATERIALIZED (
   ON CONFLICT (id) DO NOTHING
   RETURNING *
 ), paced AS (
-  UPDATE lane SET rate_minute = place.turn, rate_used = place.used
+  UPDATE start_rate SET minute = place.turn, used = place.used
     FROM place JOIN inserted USING (tenant_id)
-   WHERE lane.tenant_id = place.tenant_id
+   WHERE start_rate.tenant_id = place.tenant_id
 )
 SELECT * FROM inserted;
 
 -- name: root_run
--- In the transaction that started it: what its effects are called by, in place of its own id.
+-- In the transaction that started the run. The keys of the run's effects use root_id instead of the run's id.
 UPDATE run SET root_id = $2 WHERE id = $1;
 
 -- name: get_run
--- A run's heartbeat is that of the worker that holds it.
-SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+-- A run's heartbeat is that of the worker that holds it; its update time is that of its last entry.
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at,
+       (SELECT at FROM entry WHERE run_id = run.id ORDER BY seq DESC LIMIT 1) AS updated_at
   FROM run LEFT JOIN worker ON worker.id = run.lease_worker
  WHERE run.tenant_id = $1 AND run.id = $2;
 
 -- name: get_run_to_show
--- With its journal if it has come to rest, or if it is wanted all the same.
+-- With its journal if the run has ended, if $4 is set and it waits for an approval, or if $3 is set.
 SELECT run.*, (SELECT heartbeat_at FROM worker WHERE worker.id = run.lease_worker) AS last_heartbeat_at,
-       CASE WHEN $3 OR completed_at IS NOT NULL OR status = 'waiting_approval'
+       CASE WHEN $3 OR completed_at IS NOT NULL OR ($4 AND status = 'waiting_approval')
             THEN ARRAY(SELECT entry FROM entry WHERE run_id = run.id ORDER BY seq) END AS entries
   FROM run WHERE tenant_id = $1 AND id = $2;
 
 -- name: list_runs
 -- Newest first. The cursor is the id of the last run seen.
-SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
+SELECT run.*, worker.heartbeat_at AS last_heartbeat_at,
+       (SELECT at FROM entry WHERE run_id = run.id ORDER BY seq DESC LIMIT 1) AS updated_at
   FROM run LEFT JOIN worker ON worker.id = run.lease_worker
  WHERE run.tenant_id = $1
    AND ($2::uuid IS NULL OR run.id < $2)
@@ -130,6 +133,7 @@ SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
    AND ($6::uuid IS NULL OR run.job_id = $6)
    AND ($8::text IS NULL OR run.workspace_id = $8)
    AND ($9::uuid IS NULL OR run.parent_run_id = $9)
+   AND ($10::text IS NULL OR run.trigger #>> '{metadata,repository}' = $10)
  ORDER BY run.id DESC
  LIMIT $7;
 
@@ -137,7 +141,7 @@ SELECT run.*, worker.heartbeat_at AS last_heartbeat_at
 SELECT status, count(*) FROM run WHERE completed_at IS NULL GROUP BY status;
 
 -- name: watch_run
--- Somebody follows the run: appends announce themselves until then. An ended run needs no watching.
+-- A client follows the run: appends notify until then. An ended run needs no watching.
 UPDATE run SET watched_until = coalesce($1, now()) + make_interval(secs => $3)
  WHERE id = $2 AND completed_at IS NULL;
 

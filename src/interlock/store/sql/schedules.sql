@@ -1,5 +1,5 @@
--- Schedules: runs at times. Any number of processes may look for what is due; a slot's idempotency key decides whose it
--- is, and the lock on the row keeps the others from trying in vain.
+-- Schedules: runs at fixed times. Any number of processes may look for due schedules; a slot's idempotency key makes it
+-- fire once, and the row lock keeps the other processes from useless attempts.
 
 -- name: time_is
 SELECT coalesce($1, now());
@@ -23,19 +23,18 @@ SELECT schedule.*, api_key.name AS key_name FROM schedule JOIN api_key ON api_ke
  ORDER BY schedule.name LIMIT $3;
 
 -- name: pause_schedule
--- Pausing what is paused changes nothing. With $5 only while that is its next slot: who gives up on a schedule may know
--- less than who mended it meanwhile.
+-- Pausing a paused schedule changes nothing. With $5, only if that is still its next slot: the process that gives up on
+-- a schedule may not know that a user has just fixed it.
 UPDATE schedule
    SET next_at = NULL, paused_at = coalesce(paused_at, $1, now()),
        paused_why = CASE WHEN paused_at IS NULL THEN $4 ELSE paused_why END
  WHERE tenant_id = $2 AND name = $3 AND ($5::timestamptz IS NULL OR next_at = $5);
 
 -- name: resume_schedule
--- What was due while it was paused was not missed. If its key was revoked, it acts with that of whoever resumes it.
+-- Slots that came due during the pause do not count as missed. If its key was revoked, the schedule gets the caller's.
 UPDATE schedule
    SET next_at = $3, paused_at = NULL, paused_why = NULL,
-       key_id = CASE WHEN api_key.revoked_at IS NULL THEN key_id ELSE $4 END,
-       workspace_id = CASE WHEN api_key.revoked_at IS NULL THEN schedule.workspace_id ELSE $5 END
+       key_id = CASE WHEN api_key.revoked_at IS NULL THEN key_id ELSE $4 END
   FROM api_key
  WHERE api_key.id = schedule.key_id
    AND schedule.tenant_id = $1 AND schedule.name = $2 AND paused_at IS NOT NULL;
@@ -44,8 +43,9 @@ UPDATE schedule
 DELETE FROM schedule WHERE tenant_id = $1 AND name = $2;
 
 -- name: due_schedules
--- With the key that each acts with, revoked or not.
-SELECT schedule.name AS schedule, cron, timezone, workflow, schedule.input, missed, next_at, coalesce($1, now()) AS now,
+-- With the key that each acts with, revoked or not. The key may be for the whole tenant: `place` is the runs'
+-- workspace.
+SELECT schedule.name AS schedule, schedule.workspace_id AS place, cron, timezone, workflow, schedule.input, missed, next_at, coalesce($1, now()) AS now,
        api_key.*, tenant.name AS tenant
   FROM schedule
   JOIN api_key ON api_key.id = schedule.key_id
@@ -55,7 +55,7 @@ SELECT schedule.name AS schedule, cron, timezone, workflow, schedule.input, miss
  LIMIT $2;
 
 -- name: lock_due_schedule
--- Nothing if somebody else has it in hand or was here first.
+-- Returns no row if another process holds the schedule or has advanced it already.
 SELECT name FROM schedule WHERE tenant_id = $1 AND name = $2 AND next_at = $3 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: advance_schedule

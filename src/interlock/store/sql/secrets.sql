@@ -1,23 +1,25 @@
--- Secrets: kept as ciphertext, read by whoever is about to call a tool or to sign a webhook.
+-- Secrets: stored as ciphertext, read before a tool call and before a webhook is signed.
 
 -- name: set_secret
-INSERT INTO secret (tenant_id, name, version, nonce, ciphertext, created_at, created_by)
-VALUES ($2, $3, 1, $4, $5, coalesce($1, now()), $6)
+INSERT INTO secret (tenant_id, name, version, nonce, ciphertext, tools, workspaces, created_at, created_by)
+VALUES ($2, $3, 1, $4, $5, $7, $8, coalesce($1, now()), $6)
 ON CONFLICT (tenant_id, name) DO UPDATE
    SET version = secret.version + 1, nonce = excluded.nonce, ciphertext = excluded.ciphertext,
+       tools = excluded.tools, workspaces = excluded.workspaces,
        created_at = excluded.created_at, created_by = excluded.created_by
-RETURNING name, version, created_at, created_by;
+RETURNING name, version, tools, workspaces, created_at, created_by;
 
 -- name: list_secrets
-SELECT name, version, created_at, created_by FROM secret
+SELECT name, version, tools, workspaces, created_at, created_by FROM secret
  WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2) ORDER BY name LIMIT $3;
 
 -- name: delete_secret
-DELETE FROM secret WHERE tenant_id = $1 AND name = $2 RETURNING name, version, created_at, created_by;
+DELETE FROM secret WHERE tenant_id = $1 AND name = $2
+RETURNING name, version, tools, workspaces, created_at, created_by;
 
 -- name: sealed_secrets
--- One row for each that is stored, and one without a name if none is: the tenant's own name is wanted either way.
-SELECT tenant.name AS tenant, secret.name, secret.nonce, secret.ciphertext
+-- One row for each stored secret, or one without a name if there are none: the caller always needs the tenant's name.
+SELECT tenant.name AS tenant, secret.name, secret.nonce, secret.ciphertext, secret.tools, secret.workspaces
   FROM tenant LEFT JOIN secret ON secret.tenant_id = tenant.id AND secret.name = ANY($2::text[])
  WHERE tenant.id = $1;
 
@@ -25,7 +27,7 @@ SELECT tenant.name AS tenant, secret.name, secret.nonce, secret.ciphertext
 SELECT tenant_id, name, nonce, ciphertext FROM secret ORDER BY tenant_id, name;
 
 -- name: reseal_secret
--- The same value under another key. Not if it was set meanwhile.
+-- The same value under another key. Skipped if the secret was set in between.
 UPDATE secret SET nonce = $4, ciphertext = $5 WHERE tenant_id = $1 AND name = $2 AND nonce = $3;
 
 -- name: all_webhook_secrets

@@ -1,4 +1,4 @@
--- Sessions: what is said to an agent, one run at a time.
+-- Sessions: conversations with an agent, one run at a time.
 
 -- name: create_session
 INSERT INTO session (id, tenant_id, workspace_id, agent, auto_approve, created_by, created_at)
@@ -27,27 +27,28 @@ SELECT session.*, active.id AS run_id, active.status AS run_status,
  ORDER BY session.id DESC LIMIT $3;
 
 -- name: lock_session
--- Everybody who begins a run of the session waits here for each other.
-SELECT * FROM session WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
+-- Every transaction that starts a run of the session waits here for the others.
+SELECT *, (SELECT name FROM tenant WHERE tenant.id = session.tenant_id) AS tenant FROM session WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 
 -- name: active_run_of_session
--- Asked with the session locked.
+-- Call with the session locked.
 SELECT id FROM run WHERE session_id = $1 AND completed_at IS NULL;
 
 -- name: add_message
 WITH counted AS (
   UPDATE session SET messages = messages + 1 WHERE id = $2 RETURNING messages
 )
-INSERT INTO message (session_id, number, id, tenant_id, content, auto_approve, sent_by, sender, sent_at)
-SELECT $2, counted.messages, $3, $4, $5, $6, $7, $8::text::jsonb, coalesce($1, now()) FROM counted
+INSERT INTO message (session_id, number, id, tenant_id, content, auto_approve, sent_by, sender, idempotency_key,
+                     sent_at)
+SELECT $2, counted.messages, $3, $4, $5, $6, $7, $8::text::jsonb, $9, coalesce($1, now()) FROM counted
 RETURNING *;
 
 -- name: next_message
--- The first that waits, with the session locked.
+-- The first waiting message; call with the session locked.
 SELECT * FROM message WHERE session_id = $1 AND run_id IS NULL ORDER BY number LIMIT 1;
 
 -- name: join_session
--- In the transaction that starts the run, and before anybody can see it.
+-- In the transaction that starts the run, before the run is visible to others.
 WITH counted AS (
   UPDATE session SET runs = runs + 1 WHERE id = $2 RETURNING runs
 ), answered AS (
@@ -63,23 +64,23 @@ SELECT DISTINCT session.tenant_id, session.id FROM message JOIN session ON sessi
  LIMIT $1;
 
 -- name: said_in_session
--- What was said, and what became of it.
+-- The messages of the session and the outcome of their runs.
 SELECT message.*, run.status, run.reason, run.result, run.error, run.completed_at
   FROM message LEFT JOIN run ON run.id = message.run_id
  WHERE message.session_id = $1 AND message.number > $2
  ORDER BY message.number LIMIT $3;
 
 -- name: runs_before
--- The last so many runs of the session that came before this one, without those that were taken up again.
+-- The last $3 runs of the session before this one, without those that were resumed.
 SELECT * FROM (
-  SELECT id, tenant_id, workflow, workflow_version, input, trigger, session_run FROM run
+  SELECT id, tenant_id, workflow, workflow_version, input, trigger, requested_by, session_run FROM run
    WHERE session_id = $1 AND session_run < $2
      AND NOT EXISTS (SELECT FROM run AS again WHERE again.session_id = $1 AND again.resumed_from = run.id)
    ORDER BY session_run DESC LIMIT $3
 ) AS last ORDER BY session_run;
 
 -- name: session_entries_after
--- The events of a session: its runs in their order, each with its entries in theirs.
+-- The events of a session: its runs in order, each with its entries in order.
 SELECT entry.run_id, entry.seq, entry.at, entry.type, entry.step, entry.from_state, entry.event, entry.to_state,
        entry.attempt, entry.token, entry.actor, entry.data, entry.output, run.session_run, run.input
   FROM run
@@ -92,8 +93,8 @@ SELECT entry.run_id, entry.seq, entry.at, entry.type, entry.step, entry.from_sta
  ORDER BY run.session_run, entry.seq LIMIT $4;
 
 -- name: watch_session
--- As watch_run, for the run that is under way; which one that is comes back, to listen for. Hundreds may follow it:
--- who finds it watched for long enough leaves its row alone, which its worker needs too.
+-- Like watch_run, for the session's active run; returns that run's id, to listen for. Hundreds of clients may follow
+-- it: if the run is already watched for long enough, its row stays unlocked for its worker.
 WITH active AS (
   SELECT id, watched_until FROM run WHERE session_id = $2 AND completed_at IS NULL
 ), watched AS (
@@ -105,7 +106,7 @@ WITH active AS (
 SELECT id FROM active;
 
 -- name: session_is_busy
--- A run is under way, or something that was said waits for one. Asked with the session locked, the answer stays true.
+-- True if a run is active or a message waits for one. With the session locked, the answer stays true.
 SELECT EXISTS (SELECT FROM run WHERE session_id = $1 AND completed_at IS NULL)
     OR EXISTS (SELECT FROM message WHERE session_id = $1 AND run_id IS NULL);
 
@@ -115,7 +116,7 @@ DELETE FROM message
 RETURNING id;
 
 -- name: forget_sessions
--- Whoever is just saying something to one has its row locked, and keeps it.
+-- Skips a session whose row is locked, because a user is sending it a message.
 DELETE FROM session
  WHERE id IN (
    SELECT id FROM session

@@ -1,10 +1,10 @@
--- Sweeps: what any process does from time to time so that nothing is forgotten. Each takes a batch and passes over
--- what another sweeper has in hand.
+-- Sweeps: periodic work that any process does, so that nothing is forgotten. Each takes a batch and skips rows that
+-- another sweeper has locked.
 
 -- name: wake_runs
 -- moves: run waiting_external|waiting_approval -resume-> running
--- Those whose time has come; or, for a worker that says which flows it has ($4), those who wait for one of them in its
--- pools ($5) and of its tenants ($6). Of others it must not: who takes them may not have the flow, and parks them again.
+-- Runs whose time has come; or, for a worker that names its flows ($4), runs that wait for one of these flows in its
+-- pools ($5) and tenants ($6). It must not wake others: their worker may lack the flow and park them again.
 WITH due AS MATERIALIZED (
   SELECT id, status, wake_at FROM run
    WHERE wake_at <= coalesce($1, now()) AND $4::text[] IS NULL
@@ -15,7 +15,7 @@ WITH due AS MATERIALIZED (
   SELECT id, status FROM run
    WHERE awaits_flow = ANY($4) AND $4 IS NOT NULL AND ($6::uuid[] IS NULL OR tenant_id = ANY($6))
      AND (SELECT pool FROM lane WHERE lane.id = coalesce(run.side_id, run.tenant_id)) = ANY($5::text[])
-   ORDER BY awaits_flow, id  -- not by id alone: that invites to read all runs in its order
+   ORDER BY awaits_flow, id  -- not by id alone: the planner would scan all runs in that order
    LIMIT $2
      FOR NO KEY UPDATE SKIP LOCKED
 ), due_or_awaiting AS (
@@ -30,8 +30,12 @@ WITH due AS MATERIALIZED (
   RETURNING run.id, run.tenant_id, run.side_id, run.seq, run.watched_until, due.status AS before, due.wake_at,
             CASE WHEN run.capped THEN run.workflow END AS capped
 ), journaled AS (
-  INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor)
-  SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, $3
+  -- With the timer entry that every transition after a wait has.
+  INSERT INTO entry (run_id, seq, tenant_id, at, type, from_state, event, to_state, token, actor, data)
+  SELECT id, seq, tenant_id, coalesce($1, now()), 'run_transition', before, 'resume', 'running', 0, $3,
+         CASE WHEN wake_at IS NOT NULL THEN jsonb_build_object('cause', jsonb_build_object(
+           'by', $3::text, 'external_event', jsonb_build_object('event_type', 'timer', 'expected_at', wake_at)
+         )) END
     FROM woken WHERE before IN ('waiting_approval', 'waiting_external')
 ), in_order AS MATERIALIZED (
   SELECT tenant_id, id, side_id, capped, nextval('ready_turn') - (1::bigint << 62) AS turn, before = 'pending' AS fresh
@@ -58,23 +62,26 @@ SELECT extract(epoch FROM min(wake_at) - coalesce($1, now()))::float8 FROM run W
 
 -- name: lose_workers
 -- moves: worker idle|running|paused -terminate-> terminated
--- Waits for an append of theirs that is under way, and refuses all that come later.
--- One that was asked for and not started yet has no process to be silent.
+-- Every later append of a lost worker is refused. SKIP LOCKED passes a worker with an append or claim in progress, so
+-- this statement never waits; the server ends the session of a process that is cut off in a transaction within half a
+-- lease. A requested worker that has not started yet has no process, so it cannot be silent. For the others the lease
+-- is over by the database's clock, so their processes have stopped by themselves.
 WITH silent AS MATERIALIZED (
   SELECT id, status, job_id FROM worker
    WHERE stopped_at IS NULL AND (pid IS NOT NULL OR supervisor_id IS NOT NULL)
      AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds)
-     FOR NO KEY UPDATE
+     FOR UPDATE SKIP LOCKED
 ), lost AS (
   UPDATE worker
-     SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now()), stopped_by = $2, job_id = NULL
+     SET status = 'terminated', reason = 'heartbeat lost', stopped_at = coalesce($1, now()), stopped_by = $2, job_id = NULL,
+         may_act_until = coalesce($1, now())
     FROM silent WHERE worker.id = silent.id
   RETURNING worker.id, worker.name, worker.heartbeat_at, silent.status AS before, silent.job_id
 ), unseated AS (
   DELETE FROM seat USING lost WHERE worker_id = lost.id
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
-  SELECT lost.id, 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = lost.id), 0), 'worker', coalesce($1, now()),
+  SELECT lost.id, next_in_history(lost.id), 'worker', coalesce($1, now()),
          'worker_transition', lost.before, 'terminate', 'terminated', $2, 'heartbeat lost',
          CASE WHEN lost.job_id IS NOT NULL THEN jsonb_build_object('released_from', lost.job_id) END
     FROM lost
@@ -85,7 +92,7 @@ SELECT id, name, heartbeat_at, before, pg_notify('interlock_worker', id::text)::
   FROM lost;
 
 -- name: clear_seats
--- Of workers that ended while an append of theirs opened it.
+-- Deletes seats of workers that ended while one of their appends opened the seat.
 DELETE FROM seat WHERE NOT EXISTS (SELECT FROM worker WHERE worker.id = seat.worker_id AND stopped_at IS NULL);
 
 -- name: lose_supervisors
@@ -93,11 +100,12 @@ UPDATE supervisor SET stopped_at = coalesce($1, now()), reason = coalesce(reason
  WHERE stopped_at IS NULL AND heartbeat_at < coalesce($1, now()) - make_interval(secs => lease_seconds);
 
 -- name: stopped_with_leases
+-- Ended workers whose tools can no longer act. Before that, no step is started again and no person is asked about it.
 SELECT id FROM worker
- WHERE stopped_at IS NOT NULL AND id IN (SELECT lease_worker FROM run WHERE lease_worker IS NOT NULL);
+ WHERE stopped_at IS NOT NULL AND may_act_until <= coalesce($1, now()) AND id IN (SELECT lease_worker FROM run WHERE lease_worker IS NOT NULL);
 
 -- name: reclaim_runs
--- In a statement of its own after lose_workers, so that its snapshot has every entry the lost ones wrote.
+-- A separate statement after lose_workers, so that its snapshot has every entry that the lost workers wrote.
 WITH lost AS MATERIALIZED (
   SELECT id, tenant_id, side_id, lease_worker FROM run WHERE lease_worker = ANY($2::uuid[]) LIMIT $3
 ), lanes AS MATERIALIZED (
@@ -151,20 +159,17 @@ SELECT tenant_id, id FROM approval
 -- name: lanes_in_use
 SELECT id FROM lane WHERE in_flight > 0 OR active;
 
--- name: lock_lane
-SELECT in_flight, active FROM lane WHERE id = $1 FOR NO KEY UPDATE;
-
 -- name: recount_lane
--- With the lane locked by an earlier statement nobody can be between a lease and its count.
-WITH counted AS (
-  SELECT count(*)::int AS leases FROM run WHERE lease_worker IS NOT NULL AND $1 IN (tenant_id, side_id)
-)
-UPDATE lane SET in_flight = counted.leases FROM counted
- WHERE id = $1 AND in_flight <> counted.leases
-RETURNING in_flight;
+SELECT before, after FROM recount_lane($1) WHERE after IS NOT NULL;
 
--- name: workflows_held_back
-SELECT DISTINCT tenant_id, workflow FROM held_back;
+-- name: workflows_with_room
+-- Workflows with blocked runs and free places: a command that had locked such a run ended without a commit.
+SELECT cap.tenant_id, cap.workflow FROM workflow_cap AS cap
+ WHERE EXISTS (SELECT FROM held_back AS held WHERE held.tenant_id = cap.tenant_id AND held.workflow = cap.workflow)
+   AND coalesce(cap.max_concurrency, 2147483647)
+       > (SELECT count(*) FROM run WHERE capped AND lease_worker IS NOT NULL AND run.tenant_id = cap.tenant_id
+                                    AND run.workflow = cap.workflow)
+       + (SELECT count(*) FROM ready WHERE ready.tenant_id = cap.tenant_id AND ready.workflow = cap.workflow);
 
 -- name: forget_expired_keys
 DELETE FROM idempotency
@@ -174,12 +179,3 @@ DELETE FROM idempotency
     LIMIT $2 FOR UPDATE SKIP LOCKED
  )
 RETURNING key;
-
--- name: open_runs_below
-SELECT count(*) FROM run WHERE id < $1 AND completed_at IS NULL;
-
--- name: entry_partitions
-SELECT child.relname AS name FROM pg_inherits
-  JOIN pg_class AS child ON child.oid = inhrelid
- WHERE inhparent = 'entry'::regclass AND child.relname ~ '^entry_\d{6}$'
- ORDER BY 1;

@@ -5,6 +5,8 @@ WITH made AS (
   INSERT INTO tenant (id, name, created_at) VALUES ($2, $3, coalesce($1, now()))
   ON CONFLICT (name) DO NOTHING
   RETURNING id
+), paced AS (
+  INSERT INTO start_rate (tenant_id) SELECT id FROM made
 )
 INSERT INTO lane (tenant_id, max_concurrency, weight, max_runs_per_min, max_writes_per_run)
 SELECT id, $4, $5, $6, $7 FROM made
@@ -20,15 +22,16 @@ SELECT tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_run
  WHERE ($1::uuid IS NULL OR tenant.id > $1) ORDER BY tenant.id LIMIT $2;
 
 -- name: update_tenant
--- Each cap with whether it is to be changed at all, since a cap can be taken away. Places in a minute that were given
--- under a wider cap stay given. A lane that was full may have room now, so the workers are told.
+-- Each cap comes with a flag that says whether to change it, since NULL removes a cap. Places in a minute that were
+-- given under a wider cap stay given. A lane that was full may have room now, so this notifies the workers.
 WITH sides AS (
   UPDATE lane SET weight = coalesce($8, lane.weight) FROM tenant WHERE side_of = tenant.id AND tenant.name = $1
+), paced AS (
+  UPDATE start_rate SET used = least(used, $5::int) FROM tenant WHERE $4 AND tenant_id = tenant.id AND tenant.name = $1
 )
 UPDATE lane
    SET max_concurrency = CASE WHEN $2 THEN $3::int ELSE max_concurrency END,
        max_runs_per_min = CASE WHEN $4 THEN $5::int ELSE max_runs_per_min END,
-       rate_used = CASE WHEN $4 THEN least(rate_used, $5::int) ELSE rate_used END,
        max_writes_per_run = CASE WHEN $6 THEN $7::int ELSE max_writes_per_run END,
        weight = coalesce($8, lane.weight)
   FROM tenant
@@ -37,12 +40,12 @@ RETURNING tenant.*, lane.max_concurrency, lane.weight, lane.in_flight, lane.max_
           pg_notify('interlock_ready', '')::text AS told;
 
 -- name: usage
--- Each tenant's use against its caps. A place is taken in this minute as soon as one is given in a later one. Counting
--- the queue ends at 10,000.
+-- Each tenant's use against its caps. A place in this minute counts as used once a place in a later minute was given.
+-- Counting the queue ends at 10,000.
 SELECT tenant.id, tenant.name AS tenant, lane.weight, lane.max_concurrency, lane.in_flight, lane.max_runs_per_min,
        lane.max_writes_per_run,
-       CASE WHEN lane.max_runs_per_min IS NULL OR rate_minute IS NULL OR rate_minute < minute THEN 0
-            WHEN rate_minute = minute THEN lane.rate_used
+       CASE WHEN lane.max_runs_per_min IS NULL OR start_rate.minute IS NULL OR start_rate.minute < _.minute THEN 0
+            WHEN start_rate.minute = _.minute THEN start_rate.used
             ELSE lane.max_runs_per_min END AS runs_this_minute,
        (SELECT count(*) FROM run
          WHERE run.tenant_id = tenant.id AND run.status = 'pending' AND run.wake_at > coalesce($1, now())
@@ -62,6 +65,7 @@ SELECT tenant.id, tenant.name AS tenant, lane.weight, lane.max_concurrency, lane
          WHERE cap.tenant_id = tenant.id AND cap.max_concurrency IS NOT NULL) AS workflows
   FROM tenant
   JOIN lane ON lane.tenant_id = tenant.id
+  JOIN start_rate ON start_rate.tenant_id = tenant.id
  CROSS JOIN LATERAL (SELECT date_trunc('minute', coalesce($1, now())) AS minute) AS _
  WHERE ($2::uuid IS NULL OR tenant.id = $2) AND ($3::uuid IS NULL OR tenant.id > $3)
  ORDER BY tenant.id LIMIT $4;
@@ -93,10 +97,11 @@ RETURNING *, pg_notify('interlock_keys', '')::text AS announced;
 SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text || $2::text, 7));
 
 -- name: find_workflow_digest
-SELECT * FROM workflow WHERE tenant_id = $1 AND name = $2 AND digest = $3;
+-- The latest version with this content.
+SELECT * FROM workflow WHERE tenant_id = $1 AND name = $2 AND digest = $3 ORDER BY version DESC LIMIT 1;
 
 -- name: owner_of_workflow
--- The workspace of the key that applied its newest version: none if it is of the whole tenant, or came with the code.
+-- The workspace of the key that applied the newest version: NULL for a key of the whole tenant, or if code defined it.
 SELECT api_key.workspace_id
   FROM workflow LEFT JOIN api_key ON api_key.id = key_of(workflow.created_by)
  WHERE workflow.tenant_id = $1 AND workflow.name = $2
@@ -109,7 +114,7 @@ SELECT $2, $3, 1 + coalesce((SELECT max(version) FROM workflow WHERE tenant_id =
 RETURNING *;
 
 -- name: set_workflow_cap
--- That of the newest version. One that has none takes an earlier one away.
+-- The cap of the newest version. A version without a cap removes an earlier one.
 INSERT INTO workflow_cap (tenant_id, workflow, max_concurrency)
 SELECT $1, $2, $3
  WHERE $3::int IS NOT NULL OR EXISTS (SELECT FROM workflow_cap WHERE tenant_id = $1 AND workflow = $2)
@@ -117,13 +122,18 @@ ON CONFLICT (tenant_id, workflow) DO UPDATE SET max_concurrency = excluded.max_c
 RETURNING workflow;
 
 -- name: get_workflow
--- The newest version unless one is asked for.
+-- The newest version unless the caller names one.
 SELECT * FROM workflow
  WHERE tenant_id = $1 AND name = $2 AND ($3::int IS NULL OR version = $3)
  ORDER BY version DESC LIMIT 1;
 
 -- name: list_workflows
--- A name is a workflow's or an agent's for good.
+-- A name belongs to either workflows or agents, permanently.
 SELECT DISTINCT ON (name) * FROM workflow
  WHERE tenant_id = $1 AND ($2::text IS NULL OR name > $2) AND (source ? 'model') = $4
  ORDER BY name, version DESC LIMIT $3;
+
+-- name: workflow_versions
+-- Newest first, from before version $4 if that is given.
+SELECT name, version, digest, created_at, created_by FROM workflow
+ WHERE tenant_id = $1 AND name = $2 AND ($4::int IS NULL OR version < $4) ORDER BY version DESC LIMIT $3;

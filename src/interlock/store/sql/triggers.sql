@@ -1,7 +1,7 @@
--- Triggers: what deliveries and commands start.
+-- Triggers: deliveries and commands that start runs.
 
 -- name: put_trigger
--- The same content by the same key changes nothing, not even the time.
+-- The same content by the same key changes nothing, not even the update time.
 INSERT INTO trigger (tenant_id, name, kind, command, key_id, workspace_id, workflow, source, digest, created_at,
                      updated_at)
 VALUES ($2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, coalesce($1, now()), coalesce($1, now()))
@@ -34,7 +34,7 @@ SELECT source, workspace_id FROM trigger
  WHERE tenant_id = $1 AND command = $2 AND ($3::text IS NULL OR workspace_id IS NULL OR workspace_id = $3);
 
 -- name: trigger_for_delivery
--- With the key that it acts with, revoked or not.
+-- With the key that the trigger acts with, revoked or not.
 SELECT trigger.source, api_key.*, tenant.name AS tenant
   FROM tenant
   JOIN trigger ON trigger.tenant_id = tenant.id AND trigger.name = $2 AND trigger.kind = $3

@@ -1,12 +1,12 @@
--- Workers: who is there, what they were told, and that they still are.
+-- Workers: registration, orders and heartbeats.
 
 -- name: register_worker
 -- moves: worker -create-> idle
--- One that registers itself has a process; one that is asked for gets it from a supervisor.
+-- A worker that registers itself has a process; a requested worker gets one from a supervisor.
 WITH made AS (
   INSERT INTO worker (id, name, host, pid, status, capacity, lease_seconds, labels, tenants, workspace_id, supervisor_id,
-                      heartbeat_at, started_at)
-  VALUES ($2, $3, $4, $5, 'idle', $6, $7, $8, $9, $10, $11, coalesce($1, now()), coalesce($1, now()))
+                      metadata, heartbeat_at, started_at)
+  VALUES ($2, $3, $4, $5, 'idle', $6, $7, $8, $9, $10, $11, $13::text::jsonb, coalesce($1, now()), coalesce($1, now()))
   ON CONFLICT (id) DO NOTHING
   RETURNING *
 ), noted AS (
@@ -16,7 +16,7 @@ WITH made AS (
 SELECT *, 0 AS holds FROM made;
 
 -- name: adopt_worker
--- The process of a worker that a supervisor started says that it is there.
+-- The process of a worker that a supervisor started reports its pid and host.
 UPDATE worker SET pid = $3, host = $4, heartbeat_at = coalesce($1, now())
  WHERE id = $2 AND stopped_at IS NULL AND (pid IS NULL OR pid = $3)
 RETURNING *;
@@ -26,9 +26,9 @@ UPDATE worker SET supervisor_id = $2, host = $3 WHERE id = $1;
 
 -- name: move_worker
 -- moves: worker * -> *
--- With its line of history. One that does not run is no job's any more ($9: whose it was): the job gets another. A lease
--- begins anew with each start. No run is put on the seat of one that is told something else; if it goes on, it opens it
--- again.
+-- Writes a line of history. A worker that does not run leaves its job ($9: which job it was); the job gets another
+-- worker. Each start renews the lease. A worker that gets another order loses its seat and opens it again if it
+-- continues. Its process may act until its lease ends, unless it never had a process.
 WITH unseated AS (
   DELETE FROM seat WHERE worker_id = $2
 ), moved AS (
@@ -36,17 +36,19 @@ WITH unseated AS (
      SET status = $3, reason = $4,
          stopped_at = CASE WHEN $5 THEN coalesce($1, now()) END,
          stopped_by = CASE WHEN $5 THEN $8 END,
+         may_act_until = CASE WHEN $5 THEN CASE WHEN pid IS NULL THEN coalesce($1, now())
+                         ELSE greatest(coalesce($1, now()), heartbeat_at + make_interval(secs => lease_seconds)) END END,
          job_id = CASE WHEN $3 = 'running' THEN job_id END,
          heartbeat_at = CASE WHEN $6 = 'idle' THEN coalesce($1, now()) ELSE heartbeat_at END
    WHERE id = $2
   RETURNING *
 ), before AS (
-  SELECT max(seq) AS seq, max(at) FILTER (WHERE event IS NOT NULL) AS at FROM history WHERE subject_id = $2
+  SELECT max(at) FILTER (WHERE event IS NOT NULL) AS at FROM history WHERE subject_id = $2
 ), noted AS (
   INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor, reason, data)
-  SELECT $2, coalesce(before.seq, 0) + 1, 'worker', coalesce($1, now()), 'worker_transition', $6, $7, $3, $8, $4,
+  SELECT $2, next_in_history($2), 'worker', coalesce($1, now()), 'worker_transition', $6, $7, $3, $8, $4,
          CASE WHEN $9::uuid IS NOT NULL THEN jsonb_build_object('released_from', $9) END
-    FROM before
+    FROM moved
 )
 SELECT moved.*, (SELECT count(*) FROM run WHERE lease_worker = $2) AS holds,
        extract(epoch FROM coalesce($1, now()) - before.at)::float8 AS seconds_before,
@@ -54,22 +56,28 @@ SELECT moved.*, (SELECT count(*) FROM run WHERE lease_worker = $2) AS holds,
   FROM moved, before;
 
 -- name: lock_worker
-SELECT *, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds FROM worker WHERE id = $1 FOR NO KEY UPDATE;
+-- FOR UPDATE: waits for an append or claim of the worker, which locks its row FOR KEY SHARE.
+SELECT *, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds FROM worker WHERE id = $1 FOR UPDATE;
 
 -- name: beat
--- One row per worker, however many runs it holds. The answer is its orders. A lost worker's beat changes nothing.
+-- One row per worker, however many runs it holds. Returns the worker's orders. A lost worker's beat changes nothing.
 UPDATE worker SET heartbeat_at = coalesce($1, now())
  WHERE id = $2 AND stopped_at IS NULL
 RETURNING status, job_id;
 
+-- name: note_cannot_act
+UPDATE worker SET may_act_until = coalesce($1, now())
+ WHERE id = $2 AND stopped_at IS NOT NULL AND may_act_until > coalesce($1, now())
+RETURNING id;
+
 -- name: orders_of
--- The same, without a heartbeat: from time to time, beneath the notifications; and what the worker holds.
+-- The same without a heartbeat, as a periodic backup of the notifications; also returns the worker's number of leases.
 SELECT status, job_id, stopped_by, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS leases,
        EXISTS (SELECT FROM seat WHERE worker_id = worker.id) AS seated
   FROM worker WHERE id = $1;
 
 -- name: open_seat
--- Losing this in a crash only means that the next run goes through the queue.
+-- If a crash loses this row, the next run just goes through the queue.
 WITH lazy AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 INSERT INTO seat (worker_id, actor, channel, tenants) SELECT $1, $2, $3, $4 FROM lazy
 ON CONFLICT (worker_id) DO NOTHING;
@@ -78,13 +86,16 @@ ON CONFLICT (worker_id) DO NOTHING;
 DELETE FROM seat WHERE worker_id = $1 RETURNING worker_id;
 
 -- name: get_worker
-SELECT worker.*, supervisor.log_dir, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
+-- Its update time is that of its last heartbeat or its last transition.
+SELECT worker.*, supervisor.log_dir,
+       greatest(worker.heartbeat_at, (SELECT max(at) FROM history WHERE subject_id = worker.id)) AS updated_at, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
        (SELECT tenant_id FROM job WHERE job.id = worker.job_id) AS job_tenant
   FROM worker LEFT JOIN supervisor ON supervisor.id = worker.supervisor_id
  WHERE worker.id = $1;
 
 -- name: list_workers
-SELECT worker.*, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
+SELECT worker.*,
+       greatest(worker.heartbeat_at, (SELECT max(at) FROM history WHERE subject_id = worker.id)) AS updated_at, (SELECT count(*) FROM run WHERE lease_worker = worker.id) AS holds,
        (SELECT tenant_id FROM job WHERE job.id = worker.job_id) AS job_tenant, NULL::text AS log_dir
   FROM worker
  WHERE $2 OR stopped_at IS NULL OR stopped_at > coalesce($1, now()) - interval '1 hour'
@@ -115,8 +126,8 @@ VALUES ($2, $3, $4, $5, $6, $7, coalesce($1, now()), coalesce($1, now()))
 ON CONFLICT (id) DO NOTHING;
 
 -- name: supervise
--- One round of a supervisor: that it is there, and those of its workers whose process is about to be ($3); then what
--- it has to look after: all that are alive, and those that ended while their process ($4) had not.
+-- One round of a supervisor: its heartbeat, and that of its workers whose processes are starting ($3). Returns the
+-- workers to look after: all that are alive, and those that ended while their process ($4) still ran.
 WITH beat AS (
   UPDATE supervisor SET heartbeat_at = coalesce($1, now()), stopped_at = NULL, reason = $5 WHERE id = $2
 ), starting AS (

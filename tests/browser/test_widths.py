@@ -1,0 +1,47 @@
+"""Pages on screens between phone and desktop width (console review 20)."""
+
+from typing import Any
+
+import pytest
+from tests.browser.conftest import Site
+from tests.browser.test_pictures import furnish
+
+# Words that break with a single letter on a line, though the word would fit on one line.
+BROKEN = """
+() => {
+  const broken = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest("code, pre, .id, svg, .unseen, dialog, [hidden]")) continue;
+    for (const match of node.data.matchAll(/[A-Za-z]{3,20}/g)) {
+      const range = document.createRange();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) broken.push(match[0]);
+    }
+  }
+  return broken;
+}
+"""
+
+
+@pytest.mark.chaos  # takes twenty seconds
+async def test_no_page_scrolls_sideways_and_no_word_is_broken(site: Site) -> None:
+    found = await furnish(site)
+    await site.rig.http().post("/api/jobs", json={"task_description": "refund the outage", "workflow": "refund"})
+    page: Any = await site.visit()
+    wrong = []
+    async with site.rig.worker():
+        for path in (
+            "/inbox", "/runs", f"/runs/{found['large']}", f"/runs/{found['run']}", "/sessions",
+            f"/sessions/{found['session']}", "/jobs", "/workers", "/workflows", "/workflows/refund", "/schedules",
+            "/policy", "/tools", "/tools/shop.refund", "/audit", "/usage",
+        ):  # fmt: skip
+            await page.goto(site.address + path)
+            for width in (768, 1024, 1280):
+                await page.set_viewport_size({"width": width, "height": 900})
+                wide = await page.evaluate("document.documentElement.scrollWidth")
+                if wide > width or (broken := await page.evaluate(BROKEN)):
+                    wrong.append((path, width, wide, broken if wide <= width else []))
+    assert wrong == []
