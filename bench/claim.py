@@ -9,7 +9,7 @@ from typing import Any
 from bench import engine
 from bench.figures import Figure, Goal, figure
 from bench.session import Session
-from interlock.engine.leases import WorkerIdentity, register
+from interlock.engine.queueing.leases import WorkerIdentity, register
 from interlock.store.pool import Database
 from interlock.store.queries import SQL
 

@@ -15,11 +15,11 @@ from interlock import console
 from interlock.api import AppContext, create_app
 from interlock.api.limits import COOKIE
 from interlock.api.run_watcher import Follower
-from interlock.engine import console_sessions
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.key_store import Salts, Signing
+from interlock.engine.access import console_sessions
+from interlock.engine.access.key_store import Salts, Signing
+from interlock.engine.access.tenants import Principals
 from interlock.engine.policies import Policies
-from interlock.engine.tenants import Principals
+from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.integrations.artifacts import Artifacts
 from interlock.tools import registry
 

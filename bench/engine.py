@@ -10,9 +10,10 @@ from bench.processes import running
 from bench.stage import Stage
 from interlock.client import AsyncClient
 from interlock.definition.workflow import parse
-from interlock.engine import tenants, workflows
-from interlock.engine.principal import Principal
-from interlock.engine.runs import prepare, start_many
+from interlock.engine import workflows
+from interlock.engine.access import tenants
+from interlock.engine.access.principal import Principal
+from interlock.engine.runs.runs import prepare, start_many
 from interlock.engine.workflows import Plans
 from interlock.ids import uuid7
 from interlock.lifecycle import RunState

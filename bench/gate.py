@@ -15,7 +15,7 @@ from bench.figures import Figure, Goal, Spread, figure
 from bench.session import Session
 from bench.throughput import seconds_to_end
 from interlock.engine.policies import Policies
-from interlock.engine.runs import prepare
+from interlock.engine.runs.runs import prepare
 from interlock.journal import Journal
 from interlock.tools import registry
 from interlock.worker.gate import Allow, PolicyGate

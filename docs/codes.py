@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock import errors
-from interlock.engine.approvals import REFUSED
+from interlock.engine.approvals.approvals import REFUSED
 from interlock.errors import InterlockError
 from interlock.lifecycle import JOB, RUN, WORKER, JobEvent, JobState, RunEvent, RunState, WorkerEvent, WorkerState
 

@@ -18,13 +18,18 @@ from interlock.api import AppContext, create_app
 from interlock.api.run_watcher import Follower
 from interlock.api.views import run_view
 from interlock.definition.workflow import parse
-from interlock.engine import approvals, audit, evidence, jobs, leases, runs, sweeps, tenants, workflows
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.key_store import Salts, Signing
-from interlock.engine.leases import reclaim_lost
+from interlock.engine import workflows
+from interlock.engine.access import tenants
+from interlock.engine.access.key_store import Salts, Signing
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
 from interlock.engine.policies import Policies
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import journal_to_show
+from interlock.engine.proof import audit, evidence
+from interlock.engine.proof.evidence import EvidenceSigner
+from interlock.engine.queueing import jobs, leases, sweeps
+from interlock.engine.queueing.leases import reclaim_lost
+from interlock.engine.runs import runs
+from interlock.engine.writing.run_commands import journal_to_show
 from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import WorkerEvent
 from interlock.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 
 from interlock.compute import ProcessPool, Stopped, TooMany
 from interlock.errors import Conflict, Invalid
-from interlock.governance.policy import PolicyInvalid, check_policy
+from interlock.policy.policy import PolicyInvalid, check_policy
 
 
 def add(one: int, other: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.engine.key_store import Salts, Signing
+from interlock.engine.access.key_store import Salts, Signing
 from interlock.integrations.artifacts import Artifacts
 from interlock.settings import Settings, logs_dir, private_directory
 from interlock.worker import supervisor

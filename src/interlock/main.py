@@ -22,14 +22,16 @@ import structlog
 
 from interlock import tracing
 from interlock.compute import pool
-from interlock.engine import audit, encryption, restore, retention, tenants, workers
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.key_store import Salts, SecretsKey, Signing
+from interlock.engine.access import encryption, tenants
+from interlock.engine.access.key_store import Salts, SecretsKey, Signing
 from interlock.engine.policies import Policies
-from interlock.engine.workers import DEFAULT_LABEL
+from interlock.engine.proof import audit, restore, retention
+from interlock.engine.proof.evidence import EvidenceSigner
+from interlock.engine.queueing import workers
+from interlock.engine.queueing.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid, Unavailable
-from interlock.governance.policy import policy_is_imported
+from interlock.policy.policy import policy_is_imported
 from interlock.settings import Settings, mcp_file, private_directory
 from interlock.store import embedded
 from interlock.store import migrate as migrations

@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from interlock.agents import model_turn
 from interlock.definition.agent import load_agent
-from interlock.engine import audit, workflows
+from interlock.engine import workflows
+from interlock.engine.proof import audit
 from tests.agents.conftest import Talk
 
 

@@ -9,7 +9,9 @@ import pytest
 from pydantic_ai.messages import ToolReturnPart
 
 from interlock.agents.conversation import conversation
-from interlock.engine import audit, sessions, sweeps
+from interlock.engine import sessions
+from interlock.engine.proof import audit
+from interlock.engine.queueing import sweeps
 from interlock.integrations.webhooks import run_data
 from interlock.wire import WebhookEvent
 from interlock.worker.worker import Worker

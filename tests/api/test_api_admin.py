@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from tests.rig import Rig
 
 from interlock import wire
-from interlock.engine import audit
+from interlock.engine.proof import audit
 from interlock.lifecycle import RUN, STEP
 from interlock.telemetry import Metrics, Names, metrics
 from interlock.wire import Page, Problem, WorkerView, Workflow

@@ -12,8 +12,9 @@ import pytest
 import structlog
 from tests.rig import Rig
 
-from interlock.engine import idempotency, sweeps
-from interlock.engine.idempotency import Request
+from interlock.engine.ingress import idempotency
+from interlock.engine.ingress.idempotency import Request
+from interlock.engine.queueing import sweeps
 from interlock.settings import Settings
 from interlock.telemetry import metrics
 

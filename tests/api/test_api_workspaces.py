@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from tests.rig import Rig
 
-from interlock.engine import schedules
+from interlock.engine.ingress import schedules
 
 WAITS = "{name: waits, steps: [{id: came, wait: {event: bank.settled, correlation: ch_1}}]}"
 GATE = "{name: gate, steps: [{id: ask, approval: {tier: low}}]}"

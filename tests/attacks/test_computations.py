@@ -13,8 +13,8 @@ import pytest
 
 from interlock.compute import pool
 from interlock.definition.workflow import MOST_NEEDS
-from interlock.engine.leases import WorkerIdentity
-from interlock.governance.policy import check_policy
+from interlock.engine.queueing.leases import WorkerIdentity
+from interlock.policy.policy import check_policy
 from interlock.wire import Role
 from interlock.worker.worker import Worker
 from tests.attacks.neighbour import Neighbour

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from interlock.api.limits import Failures, KeyUsage, LimitedRequest, TooManyFailures, TooManyRequests, limited_request
-from interlock.engine import console_sessions
+from interlock.engine.access import console_sessions
 from interlock.main import serving
 from interlock.settings import Settings
 from interlock.store.pool import Database

@@ -16,7 +16,7 @@ import pytest
 from tests.browser.conftest import Site
 from tests.rig import Rig
 
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
 from interlock.wire import Role
 
 ASK = (

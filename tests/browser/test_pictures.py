@@ -12,9 +12,10 @@ import pytest
 from tests.browser.conftest import Site
 
 from interlock.definition.agent import parse_agent
-from interlock.engine import policies, schedules, workflows
+from interlock.engine import policies, workflows
+from interlock.engine.ingress import schedules
 from interlock.errors import Retryable
-from interlock.governance.policy import compile_policy
+from interlock.policy.policy import compile_policy
 from interlock.tools import Context
 from interlock.wire import NewSchedule, Role
 

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from interlock.engine import runs
-from interlock.engine.leases import WorkerIdentity
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.queueing.leases import WorkerIdentity
+from interlock.engine.runs import runs
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store.pool import TRANSIENT

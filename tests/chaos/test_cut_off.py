@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from interlock.engine import workers
-from interlock.engine.leases import WorkerIdentity
+from interlock.engine.queueing import workers
+from interlock.engine.queueing.leases import WorkerIdentity
 from interlock.lifecycle import WorkerEvent
 from tests.chaos.oracles import Execution
 from tests.chaos.processes import Yard, is_there, start_runs, until, until_all_ended, worker_of

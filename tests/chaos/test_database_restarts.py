@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from interlock.client import ApiError, AsyncClient, Unreachable
-from interlock.engine.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_lanes
 from interlock.settings import Settings
 from interlock.store.migrate import migrate
 from interlock.store.pool import Database

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from interlock.client import AsyncClient
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
 from tests.chaos.oracles import assert_ratio, most_at_once
 from tests.chaos.processes import Yard, ask, start_runs, until, until_all_ended, worker_of, workflow
 from tests.rig import Rig

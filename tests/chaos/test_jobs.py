@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from interlock.engine import jobs
+from interlock.engine.queueing import jobs
 from interlock.ids import uuid7
 from tests.chaos.processes import Yard, ask, until, workflow
 from tests.rig import Rig

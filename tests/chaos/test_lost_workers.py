@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.engine.journal_writer import AppendResult, Lease, Write, append, was_written
-from interlock.engine.leases import WorkerIdentity, claim, move_worker, reclaim_lost, register
-from interlock.engine.sweeps import recount_lanes
+from interlock.engine.queueing.leases import WorkerIdentity, claim, move_worker, reclaim_lost, register
+from interlock.engine.queueing.sweeps import recount_lanes
+from interlock.engine.writing.journal_writer import AppendResult, Lease, Write, append, was_written
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
 from interlock.tools import Context

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from interlock.engine.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_lanes
 from tests.chaos.oracles import (
     Execution,
     assert_done_again_only_after_a_loss,

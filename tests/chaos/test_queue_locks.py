@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from interlock.client import ApiError, AsyncClient
-from interlock.engine.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_lanes
 from interlock.wire import Role
 from tests.chaos.oracles import most_at_once
 from tests.chaos.processes import Process, Yard, start_runs, until, until_all_ended, worker_of

@@ -8,9 +8,9 @@ from starlette.responses import Response
 from tests.cli.stub import NOW, Stub, problem, refused, run
 
 from interlock import clock
-from interlock.governance.chain import next_checkpoint
-from interlock.governance.evidence import bundle, seal_envelope
-from interlock.governance.keys import Keyring, SigningKey
+from interlock.audit.chain import next_checkpoint
+from interlock.audit.evidence import bundle, seal_envelope
+from interlock.audit.keys import Keyring, SigningKey
 
 KEY = SigningKey.generate()
 RUN, TENANT = "01976a2e-1111-7000-8000-000000000000", "01976a2e-0000-7000-8000-000000000001"

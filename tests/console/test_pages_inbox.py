@@ -5,7 +5,7 @@ from tests.console.pages import SignIn, text_of
 from tests.rig import Rig
 
 from interlock.console import approvals
-from interlock.engine.tenants import principal_of
+from interlock.engine.access.tenants import principal_of
 
 SOON = "{name: soon, steps: [{id: ask, approval: {tier: high, expires_in: 1h, summary: 'own ${input.n}'}}]}"
 LATE = "{name: late, steps: [{id: ask, approval: {tier: low, expires_in: 9h, summary: 'asked ${input.n}'}}]}"

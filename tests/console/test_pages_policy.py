@@ -9,7 +9,7 @@ from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 from interlock.engine import policies
-from interlock.governance.policy import DEFAULT_POLICY, compile_policy
+from interlock.policy.policy import DEFAULT_POLICY, compile_policy
 
 STRICT = DEFAULT_POLICY + '\n@id("no-mail")\nforbid (principal, action == Action::"mail.send", resource);\n'
 NOTIFY = "name: notify\nsteps: [{id: send, tool: mail.send, input: {to: '${input.to}'}}]"

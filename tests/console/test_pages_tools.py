@@ -6,7 +6,7 @@ from tests.console.pages import HOSTILE, Browser, text_of
 from tests.rig import Rig
 
 from interlock.engine import policies
-from interlock.governance.policy import DEFAULT_POLICY, compile_policy
+from interlock.policy.policy import DEFAULT_POLICY, compile_policy
 from interlock.tools import Secret
 
 

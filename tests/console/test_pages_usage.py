@@ -9,9 +9,10 @@ import pytest
 from tests.console.pages import Browser, SignIn, text_of
 from tests.rig import Rig
 
+from interlock.audit.keys import SigningKey
 from interlock.console import charts
-from interlock.engine import audit, sweeps
-from interlock.governance.keys import SigningKey
+from interlock.engine.proof import audit
+from interlock.engine.queueing import sweeps
 from interlock.store.pool import Database
 
 ASK = "name: ask\nsteps: [{id: ok, approval: {tier: low}}]"

@@ -13,7 +13,7 @@ from tests.rig import Rig
 
 from interlock.api.limits import COOKIE
 from interlock.console import app, live
-from interlock.engine import console_sessions, tenants
+from interlock.engine.access import console_sessions, tenants
 from interlock.wire.common import DEEPEST
 
 ROUTES = [route for module in app.PAGES for route in module.router.routes if isinstance(route, APIRoute)]

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 from tests.rig import Rig
 
-from interlock.engine import audit
-from interlock.governance.chain import Checkpoint, Verdict, journal_digest, text_digest
-from interlock.governance.keys import Keyring, SigningKey
+from interlock.audit.chain import Checkpoint, Verdict, journal_digest, text_digest
+from interlock.audit.keys import Keyring, SigningKey
+from interlock.engine.proof import audit
 from interlock.ids import uuid7
 from interlock.store.pool import Database
 

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from tests.rig import Rig
 
-from interlock.engine.leases import reclaim_lost
+from interlock.engine.queueing.leases import reclaim_lost
 from interlock.errors import Retryable
 from interlock.telemetry import detail, metrics
 

@@ -9,8 +9,9 @@ import asyncpg
 import pytest
 from tests.rig import Hold, Rig
 
-from interlock.engine import external_events, run_commands
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress import external_events
+from interlock.engine.writing import run_commands
 from interlock.ids import uuid7
 from interlock.journal import encode
 from interlock.worker.worker import Worker

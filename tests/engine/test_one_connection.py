@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.rig import Rig
 
-from interlock.engine import approvals, runs
+from interlock.engine.approvals import approvals
 from interlock.engine.policies import Policies
+from interlock.engine.runs import runs
 from interlock.engine.workflows import Plans
 from interlock.store.pool import Database
 

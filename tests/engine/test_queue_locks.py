@@ -10,11 +10,13 @@ import pytest
 from tests.rig import Hold, Rig
 
 from interlock import FlowContext
-from interlock.engine import leases, policies, runs
-from interlock.engine.run_commands import deliver_command, open_run
-from interlock.governance.policy import compile_policy
+from interlock.engine import policies
+from interlock.engine.queueing import leases
+from interlock.engine.runs import runs
+from interlock.engine.writing.run_commands import deliver_command, open_run
 from interlock.journal import CommandType, RunCommand
 from interlock.lifecycle import RunReason
+from interlock.policy.policy import compile_policy
 from interlock.store.pool import Database, Tx
 
 CAPPED = "{name: capped, caps: {max_concurrency: 1}, steps: [{id: a, tool: t.work}]}"

@@ -11,7 +11,8 @@ import structlog
 from tests.rig import Rig
 
 from interlock import clock
-from interlock.engine import retention, sweeps
+from interlock.engine.proof import retention
+from interlock.engine.queueing import sweeps
 from interlock.errors import Conflict, Invalid, NotFound
 from interlock.ids import uuid7
 from interlock.store.pool import Database

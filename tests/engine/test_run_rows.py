@@ -8,7 +8,7 @@ import pytest
 from tests.rig import Hold, Rig
 
 from interlock import Terminal
-from interlock.engine import runs
+from interlock.engine.runs import runs
 from interlock.errors import Conflict
 from interlock.store.pool import Tx
 

@@ -7,9 +7,10 @@ import pytest
 from tests.rig import Rig
 from tests.supervised.conftest import until
 
-from interlock.engine import jobs, leases, schedules
-from interlock.engine.jobs import JobRequest
-from interlock.engine.run_commands import fail_unreadable
+from interlock.engine.ingress import schedules
+from interlock.engine.queueing import jobs, leases
+from interlock.engine.queueing.jobs import JobRequest
+from interlock.engine.writing.run_commands import fail_unreadable
 from interlock.ids import uuid7
 from interlock.worker import run_driver
 

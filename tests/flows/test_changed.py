@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from interlock import FlowContext
-from interlock.engine import child_runs, leases
+from interlock.engine.queueing import leases
+from interlock.engine.runs import child_runs
 from interlock.errors import Invalid
 from interlock.flows.registry import version_of
 from interlock.lifecycle import WorkerEvent, WorkerState

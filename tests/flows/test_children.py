@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from interlock import Context, FlowContext, StepFailed, Terminal
-from interlock.engine import child_runs
+from interlock.engine.runs import child_runs
 from tests.flows.test_crash import Steps
 from tests.governed.conftest import lose
 from tests.rig import Hold, Rig

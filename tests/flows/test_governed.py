@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from interlock import Context, FlowContext, Rejected, Secret
+from interlock.audit import evidence
 from interlock.errors import Terminal
-from interlock.governance import evidence
 from tests.governed.conftest import Shop, shop  # noqa: F401
 from tests.rig import Rig
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from interlock.engine import receipts
+from interlock.engine.effects import receipts
 from interlock.tools import Context, DidNotHappen, Happened, Registry, registry, tool
 from interlock.worker import admission as passing
 from interlock.worker import run_driver as driving

@@ -10,7 +10,7 @@ from cedarpy import Decision as CedarDecision
 from tests.governed.conftest import Shop
 from tests.rig import Rig
 
-from interlock.governance import evaluator
+from interlock.policy import evaluator
 
 PAY = "name: pay\nsteps:\n  - {id: pay, tool: bank.pay, input: {amount: 5}, retry: {max_attempts: 1}}"
 PERMIT = '@id("all") permit (principal, action, resource);\n'

@@ -10,8 +10,10 @@ import structlog
 from tests.rig import Rig
 
 from interlock.definition.workflow import parse
-from interlock.engine import resume, runs, sweeps, tenants
-from interlock.engine.principal import Principal
+from interlock.engine.access import tenants
+from interlock.engine.access.principal import Principal
+from interlock.engine.queueing import sweeps
+from interlock.engine.runs import resume, runs
 from interlock.errors import DefinitionInvalid, Terminal
 from interlock.ids import uuid7
 from interlock.testing import ManualClock

@@ -9,8 +9,8 @@ from pydantic import SecretStr
 from tests.governed.conftest import Shop, lose
 from tests.rig import Hold, Rig
 
-from interlock.engine import journal_writer as append_module
-from interlock.engine.leases import WorkerIdentity
+from interlock.engine.queueing.leases import WorkerIdentity
+from interlock.engine.writing import journal_writer as append_module
 from interlock.errors import Retryable
 from interlock.ids import uuid7
 from interlock.tools import Context

@@ -18,9 +18,9 @@ import pytest
 from tests.governed.conftest import Crash, Shop, kill, lose, notice
 from tests.rig import Rig
 
-from interlock.engine import journal_writer as append_module
-from interlock.engine import leases
-from interlock.engine import receipts as receipts_module
+from interlock.engine.effects import receipts as receipts_module
+from interlock.engine.queueing import leases
+from interlock.engine.writing import journal_writer as append_module
 from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.tools import Context, DidNotHappen, Happened, Registry

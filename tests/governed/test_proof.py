@@ -16,10 +16,11 @@ from uuid import UUID
 import pytest
 from tests.rig import Rig
 
-from interlock.engine import audit, evidence, sweeps
-from interlock.engine.key_store import Salts, Signing
-from interlock.governance.evidence import EvidenceInvalid, Trust, open_envelope
-from interlock.governance.keys import Keyring
+from interlock.audit.evidence import EvidenceInvalid, Trust, open_envelope
+from interlock.audit.keys import Keyring
+from interlock.engine.access.key_store import Salts, Signing
+from interlock.engine.proof import audit, evidence
+from interlock.engine.queueing import sweeps
 from interlock.settings import Settings
 from interlock.tools import Context
 
@@ -168,7 +169,7 @@ async def test_another_tenant_does_not_get_it(shop: Rig) -> None:
 
 
 async def _tenant(rig: Rig, tx: Any) -> UUID:
-    from interlock.engine import tenants
+    from interlock.engine.access import tenants
 
     row = await tenants.create_tenant(tx, rig.database, "other")
     found: UUID = row["id"]

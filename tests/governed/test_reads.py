@@ -9,7 +9,7 @@ from tests.governed.conftest import Shop, kill, notice
 from tests.rig import Hold, Rig
 
 from interlock.engine.policies import Policies
-from interlock.governance.evaluator import CompiledPolicy
+from interlock.policy.evaluator import CompiledPolicy
 from interlock.store.pool import Database
 from interlock.worker.worker import Worker
 

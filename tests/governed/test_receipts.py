@@ -13,8 +13,8 @@ import pytest
 from tests.governed.conftest import Person, Shop, lose
 from tests.rig import Rig
 
-from interlock.engine import receipts
-from interlock.engine.receipts import EffectIntent
+from interlock.engine.effects import receipts
+from interlock.engine.effects.receipts import EffectIntent
 from interlock.errors import Retryable, Terminal
 from interlock.ids import uuid7
 from interlock.lifecycle import ReceiptState

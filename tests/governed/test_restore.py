@@ -17,7 +17,8 @@ import structlog
 from tests.conftest import url_of
 from tests.rig import Hold, Rig
 
-from interlock.engine import restore, schedules
+from interlock.engine.ingress import schedules
+from interlock.engine.proof import restore
 from interlock.settings import Settings
 from interlock.store import embedded
 from interlock.store.pool import Database, Tx

@@ -18,8 +18,8 @@ from tests.rig import Rig
 
 from interlock import Context, Retryable, Secret, Terminal
 from interlock.definition.workflow import parse
-from interlock.engine import approvals
-from interlock.engine.secrets import Secrets, Use
+from interlock.engine.access.secrets import Secrets, Use
+from interlock.engine.approvals import approvals
 from interlock.errors import DefinitionInvalid
 from interlock.store.pool import Tx
 from interlock.telemetry import configure_logging
@@ -496,7 +496,7 @@ async def test_a_secret_parameter_cannot_be_edited_but_what_is_beside_it_can(rig
 
 async def _publish(rig: Rig, text: str) -> None:
     from interlock.engine import policies
-    from interlock.governance.policy import compile_policy
+    from interlock.policy.policy import compile_policy
 
     policy = compile_policy(text, policies.facts(rig.tools))
     await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.database, rig.admin, text, policy.digest))

@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 from tests.rig import Hold, ManualClock, Rig
 
-from interlock.engine import runs, sweeps
-from interlock.engine.leases import reclaim_lost
+from interlock.engine.queueing import sweeps
+from interlock.engine.queueing.leases import reclaim_lost
+from interlock.engine.runs import runs
 from interlock.errors import Conflict
 from interlock.store.pool import Tx
 from interlock.worker.worker import Worker

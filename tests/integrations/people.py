@@ -9,8 +9,8 @@ import orjson
 from slack_sdk.signature import SignatureVerifier
 
 from interlock import clock
-from interlock.engine import slack_links
-from interlock.engine.principal import Principal
+from interlock.engine.access import slack_links
+from interlock.engine.access.principal import Principal
 from interlock.integrations import use_settings
 from interlock.store.pool import Tx
 from tests.rig import Rig

@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from interlock.engine import outbox, policies
-from interlock.governance.policy import compile_policy
 from interlock.integrations import Dispatcher, deliver_forever, use_settings
 from interlock.integrations.cards import card
+from interlock.policy.policy import compile_policy
 from interlock.tools import Context
 from tests.integrations.conftest import Stub
 from tests.integrations.people import TEAM, button, has_buttons, join, pressed, send, typed, waiting

@@ -11,9 +11,11 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from interlock import clock
-from interlock.engine import encryption, outbox, url_guard
-from interlock.engine.key_store import SecretsKey
-from interlock.engine.secrets import Secrets, Use
+from interlock.engine import outbox
+from interlock.engine.access import encryption
+from interlock.engine.access.key_store import SecretsKey
+from interlock.engine.access.secrets import Secrets, Use
+from interlock.engine.ingress import url_guard
 from interlock.errors import Conflict, Terminal
 from interlock.integrations import Dispatcher
 from interlock.settings import Settings

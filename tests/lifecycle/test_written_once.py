@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import interlock
 from interlock.api import AppContext, create_app
 from interlock.api.run_watcher import Follower
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.key_store import Salts, Signing
+from interlock.engine.access.key_store import Salts, Signing
+from interlock.engine.access.tenants import Principals
 from interlock.engine.policies import Policies
-from interlock.engine.tenants import Principals
+from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.engine.workflows import Plans
 from interlock.integrations.artifacts import Artifacts
 from interlock.lifecycle import (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from interlock.governance.roles import Permission
+from interlock.policy.roles import Permission
 
 P = Permission
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from interlock.engine.principal import Principal
-from interlock.governance.roles import MAY
+from interlock.engine.access.principal import Principal
+from interlock.policy.roles import MAY
 from interlock.wire import Role
 from tests.matrix.expected import EXPECTED, Reach, Rule
 from tests.matrix.world import ROLES, Place, World, furnish

@@ -13,7 +13,8 @@ import asyncpg
 import httpx2
 import pytest
 
-from interlock.engine import grants, triggers
+from interlock.engine.approvals import grants
+from interlock.engine.ingress import triggers
 from interlock.store import pool
 from interlock.store.queries import SQL
 from interlock.testing import Scratch

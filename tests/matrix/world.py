@@ -6,7 +6,7 @@ from uuid import UUID
 
 import httpx2
 
-from interlock.engine import slack_links
+from interlock.engine.access import slack_links
 from interlock.wire import Role
 from tests.integrations.people import share
 from tests.rig import Rig

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.engine import jobs, leases
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.queueing import jobs, leases
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.worker.worker import Worker

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.engine import jobs
+from interlock.engine.queueing import jobs
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Database
 from tests.rig import Rig

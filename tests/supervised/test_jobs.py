@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from interlock import FlowContext
-from interlock.engine import jobs, leases, workers
+from interlock.engine.queueing import jobs, leases, workers
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, Invalid, Terminal
 from interlock.ids import uuid7

@@ -7,7 +7,7 @@ import pytest
 
 from interlock import FlowContext, Terminal
 from interlock.definition.workflow import parse
-from interlock.engine.leases import label_lane
+from interlock.engine.queueing.leases import label_lane
 from interlock.errors import DefinitionInvalid
 from interlock.worker.worker import Worker
 from tests.rig import Rig

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from interlock.engine import jobs, leases, workers
+from interlock.engine.queueing import jobs, leases, workers
 from interlock.errors import InvalidTransition
 from interlock.ids import uuid7
 from interlock.lifecycle import JOB, WORKER, JobEvent, JobState, WorkerEvent, WorkerState

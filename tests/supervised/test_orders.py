@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.engine import leases, workers
-from interlock.engine.journal_writer import Lease, Write, append
+from interlock.engine.queueing import leases, workers
+from interlock.engine.writing.journal_writer import Lease, Write, append
 from interlock.ids import uuid7
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent

@@ -4,7 +4,7 @@ import asyncio
 import random
 from typing import Any
 
-from interlock.engine import workers
+from interlock.engine.queueing import workers
 from tests.rig import Rig
 from tests.supervised.conftest import Shop
 from tests.supervised.oracles import most_reserved_at_once, reservations

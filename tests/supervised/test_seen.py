@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from interlock.engine import jobs, workers
+from interlock.engine.queueing import jobs, workers
 from interlock.lifecycle import WorkerEvent
 from interlock.wire import Role
 from tests.rig import Rig

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from interlock.engine import jobs, leases
+from interlock.engine.queueing import jobs, leases
 from interlock.settings import Settings, worker_log
 from interlock.worker import supervisor as module
 from interlock.worker.supervisor import Supervisor

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import structlog
 
-from interlock.engine import secrets
+from interlock.engine.access import secrets
 from tests.rig import Rig
 from tests.triggers.senders import SECRET, STANDARD_SECRET
 

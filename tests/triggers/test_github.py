@@ -12,7 +12,9 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from interlock.engine import idempotency, secrets, sweeps, tenants, triggers
+from interlock.engine.access import secrets, tenants
+from interlock.engine.ingress import idempotency, triggers
+from interlock.engine.queueing import sweeps
 from interlock.settings import Settings
 from interlock.store.pool import Database
 from interlock.telemetry import metrics

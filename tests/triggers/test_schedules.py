@@ -10,7 +10,8 @@ import httpx2
 import orjson
 import pytest
 
-from interlock.engine import schedules, tenants
+from interlock.engine.access import tenants
+from interlock.engine.ingress import schedules
 from interlock.engine.workflows import Plans
 from interlock.errors import Unavailable
 from interlock.store.pool import Database

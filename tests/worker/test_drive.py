@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from interlock import Context
-from interlock.engine import leases, sweeps
-from interlock.engine.journal_writer import Lease, SideEffects, Write, append
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import journal_for
+from interlock.engine.access.principal import Principal
+from interlock.engine.queueing import leases, sweeps
+from interlock.engine.writing.journal_writer import Lease, SideEffects, Write, append
+from interlock.engine.writing.run_commands import journal_for
 from interlock.journal import Entry, LeaseRelease, advance
 from interlock.lifecycle import RunReason, RunState
 from interlock.settings import Settings

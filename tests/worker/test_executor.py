@@ -21,8 +21,8 @@ from pydantic import BaseModel
 
 from interlock.definition.expression import Scope
 from interlock.definition.workflow import parse
-from interlock.engine.key_store import Salts
-from interlock.engine.secrets import Secrets
+from interlock.engine.access.key_store import Salts
+from interlock.engine.access.secrets import Secrets
 from interlock.errors import Retryable, Terminal
 from interlock.journal import Journal, StepSnapshot
 from interlock.settings import Settings

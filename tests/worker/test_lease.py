@@ -11,15 +11,15 @@ from uuid import UUID
 import pytest
 import structlog
 
-from interlock.engine import leases, workers
-from interlock.engine.leases import reclaim_lost
+from interlock.engine.queueing import leases, workers
+from interlock.engine.queueing.leases import reclaim_lost
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.store.pool import Database
 from interlock.telemetry import metrics
 from interlock.tools import Context
 from interlock.worker import heartbeat
-from interlock.worker.claim import SlowStart
+from interlock.worker.claimer import SlowStart
 from interlock.worker.crash_quarantine import Trials, give_way
 from interlock.worker.local_lease import Lapsed, LocalLease
 from interlock.worker.pulse import Pulse

@@ -9,16 +9,17 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from interlock.engine import leases, runs, workers
-from interlock.engine.journal_writer import AppendResult, Lease, Write
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.queueing import leases, workers
+from interlock.engine.runs import runs
+from interlock.engine.writing.journal_writer import AppendResult, Lease, Write
 from interlock.errors import LeaseLost
 from interlock.ids import uuid7
 from interlock.lifecycle import RunState, WorkerEvent
 from interlock.store.notify import INBOX, READY
 from interlock.store.pool import Tx
 from interlock.worker import batch_committer
-from interlock.worker.claim import Claimer
+from interlock.worker.claimer import Claimer
 from interlock.worker.worker import Worker
 from tests.rig import Hold, Rig
 from tests.worker.test_drive import lane_is_clean

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from interlock.agents.tool_names import by_wire_name, is_reserved, wire_name
 from interlock.definition.plan import AgentPlan, Plan, Price
 from interlock.engine import sessions
+from interlock.engine.access.principal import DEFAULT_TENANT
 from interlock.engine.policies import tenant_of
-from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Retryable, Terminal
 from interlock.journal import Journal, next_keys
 from interlock.lifecycle import Tier

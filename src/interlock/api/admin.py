@@ -7,11 +7,11 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, Limit, idempotent_write, page, uuid_cursor
 from interlock.api.views import dump, flow_view, key_view, tenant_view, tool_view, usage_view
-from interlock.engine import tenants
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import DEFAULT_TENANT
+from interlock.engine.access import tenants
+from interlock.engine.access.principal import DEFAULT_TENANT
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Forbidden
-from interlock.governance.roles import MAY, Permission
+from interlock.policy.roles import MAY, Permission
 from interlock.store.pool import Tx
 from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage
 

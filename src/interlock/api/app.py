@@ -40,10 +40,10 @@ from interlock.api import (
 from interlock.api.dependencies import AppContext, Json, key_in, principal, problem_body
 from interlock.api.limits import KeyUsage, limited_request
 from interlock.api.query import known_query
-from interlock.engine.principal import DEFAULT_TENANT
+from interlock.engine.access.principal import DEFAULT_TENANT
 from interlock.errors import Forbidden, InterlockError, Invalid, MethodNotAllowed, NotFound, TooLarge, Unavailable
-from interlock.governance.roles import Permission
 from interlock.lifecycle import JOB, RUN, WORKER
+from interlock.policy.roles import Permission
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 from interlock.wire.validation_errors import wrong

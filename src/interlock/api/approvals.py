@@ -8,12 +8,12 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write, page, problem_body, uuid_cursor
 from interlock.api.views import approval_view, dump
-from interlock.engine import approvals
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import InterlockError, Invalid
-from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import Approval, BulkDecide, Decide, Decided, Page, Reject
 

@@ -8,11 +8,12 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, encode_cursor, position_cursor
 from interlock.api.views import audit_view
-from interlock.engine import audit, evidence, runs
-from interlock.engine.principal import Principal
+from interlock.audit.chain import Checkpoint
+from interlock.engine.access.principal import Principal
+from interlock.engine.proof import audit, evidence
+from interlock.engine.runs import runs
 from interlock.errors import Forbidden, Invalid
-from interlock.governance.chain import Checkpoint
-from interlock.governance.roles import Permission
+from interlock.policy.roles import Permission
 from interlock.wire import AuditEntry, AuditVerdict, Page, PublicKey, VerifyAudit
 
 router = APIRouter(prefix="/api", tags=["audit"])

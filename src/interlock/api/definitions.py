@@ -14,10 +14,10 @@ from interlock.definition import Fault, Plan, parse, parse_agent
 from interlock.definition.diagnostics import Faults, Path, TooManyFaults
 from interlock.definition.document import lines_of
 from interlock.engine import workflows
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import DefinitionInvalid, NotFound
-from interlock.governance.roles import Permission
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.tools.fit import fits
 from interlock.wire import Agent, Page, Workflow

@@ -18,11 +18,12 @@ from fastapi.security import HTTPBearer
 from interlock.api.limits import KeyUsage, bearer_key
 from interlock.api.run_watcher import Follower
 from interlock.api.views import dump
-from interlock.engine import idempotency, tenants
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.idempotency import StoredResponse
+from interlock.engine.access import tenants
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress import idempotency
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.policies import Policies
-from interlock.engine.principal import Principal
+from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.engine.workflows import Plans
 from interlock.errors import InterlockError, Invalid, Unauthorized
 from interlock.settings import Settings

@@ -6,7 +6,7 @@ its `cause`; a step's entry has the same in its own data.
 
 from typing import Any
 
-from interlock.engine.principal import initiator_behind, initiator_of, name_of
+from interlock.engine.access.principal import initiator_behind, initiator_of, name_of
 from interlock.journal import Cause, EntryType, cause_of_step
 from interlock.store.pool import Row
 from interlock.wire import Initiator

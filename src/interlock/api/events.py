@@ -8,11 +8,11 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write, page, position_cursor
 from interlock.api.views import dump, outside_event_view
-from interlock.engine import external_events
-from interlock.engine.idempotency import StoredResponse
-from interlock.governance.roles import Permission
+from interlock.engine.ingress import external_events
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.ids import uuid7
 from interlock.journal import encode
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import Page, ReceivedEvent, SendEvent, SentEvent
 

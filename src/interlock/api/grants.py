@@ -7,11 +7,11 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write
 from interlock.api.views import dump, grant_view
-from interlock.engine import grants
-from interlock.engine.idempotency import StoredResponse
+from interlock.engine.approvals import grants
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Invalid
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.tools import RegisteredTool
 from interlock.wire import Grant, NewGrant, Page

@@ -13,11 +13,11 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Ctx, Json
 from interlock.definition.trigger import IncomingEvent, TriggerKind
-from interlock.engine import triggers, webhook_signatures
-from interlock.engine.answers import here_or_elsewhere
-from interlock.engine.principal import DEFAULT_TENANT
-from interlock.engine.trigger_events import github_event, webhook_event
-from interlock.engine.triggers import Receiver
+from interlock.engine.access.principal import DEFAULT_TENANT
+from interlock.engine.expression_answers import here_or_elsewhere
+from interlock.engine.ingress import triggers, webhook_signatures
+from interlock.engine.ingress.trigger_events import github_event, webhook_event
+from interlock.engine.ingress.triggers import Receiver
 from interlock.errors import Invalid, Unauthorized
 from interlock.telemetry import log
 from interlock.wire import Accepted

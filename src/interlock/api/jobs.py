@@ -20,11 +20,11 @@ from interlock.api.dependencies import (
     uuid_cursor,
 )
 from interlock.api.views import dump, history_view, job_view
-from interlock.engine import jobs
-from interlock.engine.idempotency import StoredResponse
-from interlock.governance.roles import Permission
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.queueing import jobs
 from interlock.ids import uuid7
 from interlock.lifecycle import JobState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Job, JobHistoryEvent, JobTree, NewJob, Order, Page
 

@@ -11,11 +11,12 @@ from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent
 from interlock.api.views import dump
 from interlock.compute import pool
 from interlock.engine import policies
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Invalid, NotFound, Terminal
-from interlock.governance.decision import OUTCOME_FIELDS
-from interlock.governance.policy import (
+from interlock.ids import floor_of
+from interlock.policy.decision import OUTCOME_FIELDS
+from interlock.policy.policy import (
     DEFAULT_POLICY,
     Asker,
     Circumstances,
@@ -25,8 +26,7 @@ from interlock.governance.policy import (
     digest_of_text,
     loosened_views,
 )
-from interlock.governance.roles import Permission
-from interlock.ids import floor_of
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.tools import Veil
 from interlock.wire import Backtest, Backtested, Evaluate, Policy, PolicyDecision, PublishedPolicy

@@ -7,11 +7,13 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write
 from interlock.api.views import dump, receipt_view, run_view
-from interlock.engine import approvals, receipts, reversals, runs
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.run_commands import read_journal
-from interlock.governance.roles import Permission
+from interlock.engine.approvals import approvals
+from interlock.engine.effects import receipts, reversals
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.runs import runs
+from interlock.engine.writing.run_commands import read_journal
 from interlock.ids import uuid7
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import CancelRequest, Page, Receipt, ResolveReceipt, Run
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from interlock.engine.tenants import Principals
+from interlock.engine.access.tenants import Principals
 from interlock.store.notify import KEYS, RUN, Handler, Listener
 from interlock.store.pool import Database
 

@@ -33,14 +33,16 @@ from interlock.api.dependencies import (
 )
 from interlock.api.fast_path import DirectRoute, by_way_of
 from interlock.api.views import accepted_view, dump, event_view, new_run_answer, new_run_view, run_view
-from interlock.engine import approvals, idempotency, resume, runs
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import journal_to_show, read_journal
-from interlock.governance.roles import Permission
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.ingress import idempotency
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.runs import resume, runs
+from interlock.engine.writing.run_commands import journal_to_show, read_journal
 from interlock.ids import uuid7
 from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.timeouts import wait_for_event
 from interlock.wire import ApproveRequest, CancelRequest, EmptyBody, Event, Page, Run, StartRun, StartRuns

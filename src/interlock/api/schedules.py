@@ -7,11 +7,12 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, Limit, decode_cursor, idempotent_write, page
 from interlock.api.views import dump, run_view, schedule_view
-from interlock.engine import runs, schedules
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import read_journal
-from interlock.governance.roles import Permission
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress import schedules
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.runs import runs
+from interlock.engine.writing.run_commands import read_journal
+from interlock.policy.roles import Permission
 from interlock.store.pool import Database, Row, Tx
 from interlock.wire import EmptyBody, NewSchedule, Page, Run, Schedule
 

@@ -7,9 +7,9 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, decode_cursor, idempotent_write, page
 from interlock.api.views import dump, secret_view
-from interlock.engine import secrets
-from interlock.engine.idempotency import StoredResponse
-from interlock.governance.roles import Permission
+from interlock.engine.access import secrets
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import Page, SetSecret, StoredSecret
 

@@ -27,13 +27,14 @@ from interlock.api.dependencies import (
 )
 from interlock.api.runs import stop_run
 from interlock.api.views import dump, message_view, session_event_view, session_view
-from interlock.engine import approvals, sessions
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine import sessions
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Conflict, Invalid, NotFound
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import EntryType
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import (
     Approval,

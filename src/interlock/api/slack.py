@@ -23,15 +23,19 @@ from starlette.background import BackgroundTask
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write, problem_answer, services
 from interlock.api.views import dump
 from interlock.definition.trigger import OWN_COMMAND, IncomingEvent, TriggerDefinition, UnusableEvent
-from interlock.engine import approvals, idempotency, outbox, runs, slack_links, tenants, triggers
-from interlock.engine.answers import here_or_elsewhere
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.engine.slack_markup import escape, moment
-from interlock.engine.trigger_events import ignored, input_of
+from interlock.engine import outbox
+from interlock.engine.access import slack_links, tenants
+from interlock.engine.access.principal import DEFAULT_TENANT, Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.expression_answers import here_or_elsewhere
+from interlock.engine.ingress import idempotency, triggers
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.ingress.trigger_events import ignored, input_of
+from interlock.engine.runs import runs
 from interlock.errors import Forbidden, InterlockError, Invalid, NotFound, Unauthorized
-from interlock.governance.roles import Permission
 from interlock.lifecycle import ApprovalState
+from interlock.policy.roles import Permission
+from interlock.slack_markup import escape, moment
 from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
 from interlock.wire import (

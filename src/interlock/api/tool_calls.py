@@ -11,13 +11,14 @@ from fastapi.responses import Response
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write
 from interlock.api.runs import stop_run, watched_until_settled
 from interlock.api.views import dump
-from interlock.engine import approvals, runs, tool_calls
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.runs import runs, tool_calls
 from interlock.errors import Invalid, NotFound
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import RUN, ApprovalState, RunState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import CancelRequest, NewToolCall, ToolCall
 

@@ -10,9 +10,9 @@ from interlock.api.dependencies import YAML, Caller, Ctx, Json, Limit, decode_cu
 from interlock.api.views import dump, trigger_definition_view
 from interlock.compute import pool
 from interlock.definition.trigger import parse
-from interlock.engine import triggers
-from interlock.engine.idempotency import StoredResponse
-from interlock.governance.roles import Permission
+from interlock.engine.ingress import triggers
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import Page, StoredTrigger, TestTrigger, TriggerPreview
 

@@ -10,11 +10,11 @@ from interlock.api.views import dump, workflow_view
 from interlock.compute import pool
 from interlock.definition.yaml_source import as_yaml, difference
 from interlock.engine import policies, workflows
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Invalid, NotFound
-from interlock.governance.policy import check_policy, digest_of_text
-from interlock.governance.roles import Permission
+from interlock.policy.policy import check_policy, digest_of_text
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import Page, Policy, Rollback, VersionDifference, Workflow
 

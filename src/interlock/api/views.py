@@ -8,13 +8,13 @@ from uuid import UUID
 import orjson
 
 from interlock.api.event_context import context_of
+from interlock.audit.redact import MARK
 from interlock.definition.mapping_reader import NOTHING
-from interlock.engine.approvals import approvers_needed, edits_of, why_cannot_vote
-from interlock.engine.jobs import Standing
-from interlock.engine.principal import DEFAULT_TENANT, Principal, name_of
-from interlock.engine.runs import NewRun
+from interlock.engine.access.principal import DEFAULT_TENANT, Principal, name_of
+from interlock.engine.approvals.approvals import approvers_needed, edits_of, why_cannot_vote
+from interlock.engine.queueing.jobs import Standing
+from interlock.engine.runs.runs import NewRun
 from interlock.flows import RegisteredFlow
-from interlock.governance.redact import MARK
 from interlock.ids import within
 from interlock.journal import Entry, EntryType, Journal, StepSnapshot
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState

@@ -9,10 +9,11 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, Limit, idempotent_write, page, position_cursor, uuid_cursor
 from interlock.api.views import dump
-from interlock.engine import outbox, url_guard
-from interlock.engine.idempotency import StoredResponse
-from interlock.governance.roles import Permission
+from interlock.engine import outbox
+from interlock.engine.ingress import url_guard
+from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.ids import uuid7
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import Delivery, EmptyBody, NewWebhook, Page, Webhook
 

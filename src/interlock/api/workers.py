@@ -7,14 +7,14 @@ from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, Limit, idempotent_write, number_cursor, page
 from interlock.api.views import dump, history_view, supervisor_view, worker_view
-from interlock.engine import leases, workers
-from interlock.engine.idempotency import StoredResponse
-from interlock.engine.principal import DEFAULT_TENANT, Principal
-from interlock.engine.workers import Terms
+from interlock.engine.access.principal import DEFAULT_TENANT, Principal
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.queueing import leases, workers
+from interlock.engine.queueing.workers import Terms
 from interlock.errors import Forbidden
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import WorkerEvent
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import JobHistoryEvent, NewWorker, Order, Page, SupervisorView, WorkerView
 

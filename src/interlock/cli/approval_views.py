@@ -165,7 +165,7 @@ def _tool_and_target(summary: str) -> str:
 
 
 def _answer(outcome: "Outcome") -> Text:
-    from interlock.governance.decision import ApprovalDemand
+    from interlock.policy.decision import ApprovalDemand
 
     return Text(visible(str(ApprovalDemand.of_record(outcome.model_dump()))), style=_ANSWERS.get(outcome.answer, ""))
 

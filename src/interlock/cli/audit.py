@@ -63,7 +63,7 @@ def verify(
 
 
 def _checkpoints_in(file: Path) -> list[dict[str, Any]]:
-    from interlock.governance.evidence import open_envelope
+    from interlock.audit.evidence import open_envelope
 
     found: list[dict[str, Any]] = open_envelope(file.read_bytes()).statement["predicate"]["checkpoints"]
     return found
@@ -107,7 +107,7 @@ def rotate_key(as_json: Json = False) -> None:
     The old public key is kept.
     """
     settings = read_settings()
-    from interlock.engine.key_store import Signing
+    from interlock.engine.access.key_store import Signing
 
     signing = Signing(settings)
     before, new = signing.key(), signing.rotate()

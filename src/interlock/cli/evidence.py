@@ -17,8 +17,8 @@ from interlock.cli.options import Json
 from interlock.cli.parsing import visible
 
 if TYPE_CHECKING:
+    from interlock.audit.evidence import EvidenceSection, OpenedEnvelope
     from interlock.client import Client
-    from interlock.governance.evidence import EvidenceSection, OpenedEnvelope
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,7 +72,7 @@ def _when_made(client: "Client", run_id: str, wait: float) -> bytes:
 @app.command(epilog=example("interlock evidence verify run.json --key interlock-keys.pem"))
 def verify(file: File, key: Key = None, as_json: Json = False) -> None:
     """Check that no byte was changed since it was signed. Needs no server and no database."""
-    from interlock.governance.evidence import EvidenceInvalid
+    from interlock.audit.evidence import EvidenceInvalid
 
     try:
         opened = _open(file, key)
@@ -100,15 +100,15 @@ def show_evidence(file: File, key: Key = None, as_json: Json = False) -> None:
 
 
 def _open(file: str, key: Path | None) -> "OpenedEnvelope":
-    from interlock.governance.evidence import open_envelope
-    from interlock.governance.keys import Keyring
+    from interlock.audit.evidence import open_envelope
+    from interlock.audit.keys import Keyring
 
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     return open_envelope(data, Keyring.from_pem(key.read_bytes()) if key is not None else None)
 
 
 def _page(opened: "OpenedEnvelope") -> RenderableType:
-    from interlock.governance.evidence import describe
+    from interlock.audit.evidence import describe
 
     parts: list[RenderableType] = [str(opened)]
     for section in describe(opened.statement):

@@ -22,7 +22,7 @@ from interlock.cli.parsing import one_line, parse_input, read_text, visible
 from interlock.wire import Role
 
 if TYPE_CHECKING:
-    from interlock.governance.policy import CaseResult
+    from interlock.policy.policy import CaseResult
     from interlock.wire import Backtested, Policy
 
 app = typer.Typer(
@@ -237,7 +237,7 @@ CASES: "formatting.Columns[CaseResult]" = {
 def _run_cases(policy_file: str, cases_file: str) -> "tuple[list[CaseResult], Faults]":
     from interlock.engine.policies import facts
     from interlock.errors import DefinitionInvalid
-    from interlock.governance.policy import compile_policy, run_cases
+    from interlock.policy.policy import compile_policy, run_cases
 
     policy_text, cases_text = read_text(policy_file), read_text(cases_file)
     tools = facts(tools_here())

@@ -14,13 +14,13 @@ from interlock.api.dependencies import Json
 from interlock.api.views import approval_view
 from interlock.console.filters import inline
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of, wants_json
-from interlock.engine import approvals
+from interlock.engine.approvals import approvals
 from interlock.errors import Invalid
-from interlock.governance.policy import DEFAULT_POLICY
-from interlock.governance.roles import Permission
-from interlock.governance.source_scan import statements
 from interlock.journal import ApprovalKind
 from interlock.lifecycle import APPROVAL, ApprovalState, Tier
+from interlock.policy.policy import DEFAULT_POLICY
+from interlock.policy.roles import Permission
+from interlock.policy.source_scan import statements
 from interlock.store.pool import Row, Tx
 from interlock.visible import visible_text
 from interlock.wire import VOTE_RECORDED

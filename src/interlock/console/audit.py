@@ -6,11 +6,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, encode_cursor, position_cursor
+from interlock.audit.chain import Verdict
 from interlock.console import live
 from interlock.console.rendering import FormFields, Visit, Visitor, render, uuid_of
-from interlock.engine import audit, runs
-from interlock.governance.chain import Verdict
-from interlock.governance.roles import Permission
+from interlock.engine.proof import audit
+from interlock.engine.runs import runs
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row
 
 router = APIRouter()

@@ -3,9 +3,9 @@
 from datetime import datetime
 from uuid import UUID
 
-from interlock.engine import approvals
-from interlock.engine.principal import Principal
-from interlock.governance.roles import MAY, Permission
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.policy.roles import MAY, Permission
 from interlock.store.pool import Database
 
 # The most that the badge counts, the most rows that it reads, and the rows per query: every page has the badge.

@@ -11,10 +11,10 @@ from fastapi.responses import Response
 from interlock.api.dependencies import encode_cursor, uuid_cursor
 from interlock.api.views import job_view
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
-from interlock.engine import jobs
+from interlock.engine.queueing import jobs
 from interlock.errors import Invalid
-from interlock.governance.roles import Permission
 from interlock.lifecycle import JOB, JobState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 
 router = APIRouter()

@@ -17,10 +17,12 @@ from interlock.api.dependencies import AppContext
 from interlock.api.limits import COOKIE
 from interlock.api.streams import WATCH_SECONDS, Watch
 from interlock.console.rendering import Visit, Visitor, uuid_of
-from interlock.engine import console_sessions, runs, sessions
+from interlock.engine import sessions
+from interlock.engine.access import console_sessions
+from interlock.engine.runs import runs
 from interlock.errors import NotFound, Unavailable
-from interlock.governance.roles import Permission
 from interlock.lifecycle import RUN
+from interlock.policy.roles import Permission
 from interlock.timeouts import wait_for_event
 
 router = APIRouter()

@@ -19,9 +19,9 @@ from interlock.console.diff import Comparison, Cut, compare, cut
 from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render
 from interlock.engine import policies
 from interlock.errors import Conflict, InterlockError, Invalid, NotFound
-from interlock.governance.policy import DEFAULT_POLICY, CasesInvalid, PolicyInvalid, check_policy, results_of_cases
-from interlock.governance.roles import Permission
-from interlock.governance.source_scan import statements
+from interlock.policy.policy import DEFAULT_POLICY, CasesInvalid, PolicyInvalid, check_policy, results_of_cases
+from interlock.policy.roles import Permission
+from interlock.policy.source_scan import statements
 from interlock.store.pool import Row, Tx
 from interlock.tools.registry import explain
 from interlock.wire import Backtest, Evaluate, Role

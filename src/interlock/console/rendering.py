@@ -18,10 +18,10 @@ from interlock import __version__, clock
 from interlock.api.dependencies import AppContext, Ctx
 from interlock.api.limits import COOKIE
 from interlock.console import badge, filters
-from interlock.engine import console_sessions
-from interlock.engine.principal import Principal
+from interlock.engine.access import console_sessions
+from interlock.engine.access.principal import Principal
 from interlock.errors import Forbidden, InterlockError, Invalid, NotFound
-from interlock.governance.roles import MAY, Permission
+from interlock.policy.roles import MAY, Permission
 
 _FLASH = "interlock_said"
 _THEMES = ("light", "dark")

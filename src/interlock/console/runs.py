@@ -14,12 +14,14 @@ from interlock.api.views import event_view, receipt_view, run_view
 from interlock.console import graph, timeline
 from interlock.console.approvals import cards_of, seen_in
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
-from interlock.engine import approvals, evidence, resume, runs
-from interlock.engine.run_commands import entry_of
+from interlock.engine.approvals import approvals
+from interlock.engine.proof import evidence
+from interlock.engine.runs import resume, runs
+from interlock.engine.writing.run_commands import entry_of
 from interlock.errors import Invalid
-from interlock.governance.roles import Permission
 from interlock.ids import floor_of, uuid7
 from interlock.lifecycle import RUN, RunState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 
 router = APIRouter()

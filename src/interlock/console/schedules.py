@@ -13,10 +13,11 @@ from interlock.api.dependencies import AppContext, decode_cursor, encode_cursor
 from interlock.console import live
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render
 from interlock.definition.workflow import is_name
-from interlock.engine import runs, schedules
-from interlock.engine.principal import Principal
+from interlock.engine.access.principal import Principal
+from interlock.engine.ingress import schedules
+from interlock.engine.runs import runs
 from interlock.errors import InterlockError, Invalid
-from interlock.governance.roles import Permission
+from interlock.policy.roles import Permission
 from interlock.store.pool import UNSTORABLE, Database, Row, Tx
 from interlock.tools.registry import explain
 from interlock.wire import NewSchedule

@@ -11,13 +11,14 @@ from fastapi.responses import Response
 from interlock.api.dependencies import encode_cursor, uuid_cursor
 from interlock.console.approvals import ApprovalCard, cards_of, seen_in
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
-from interlock.engine import runs, sessions
-from interlock.engine.run_commands import entry_of
+from interlock.engine import sessions
+from interlock.engine.runs import runs
+from interlock.engine.writing.run_commands import entry_of
 from interlock.errors import Conflict, Invalid
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.journal import Entry, EntryType
 from interlock.lifecycle import STEP, StepState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import why_cut
 

@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 from interlock.api.dependencies import Ctx, tried
 from interlock.api.limits import COOKIE, TooManyFailures
 from interlock.console.rendering import FormFields, Visit, form_of, plain
-from interlock.engine import console_sessions
+from interlock.engine.access import console_sessions
 from interlock.errors import Unauthorized
 
 router = APIRouter()

@@ -12,8 +12,8 @@ from interlock.console.diff import cut
 from interlock.console.filters import pretty
 from interlock.console.rendering import Visit, render
 from interlock.errors import NotFound
-from interlock.governance.policy import CompiledPolicy, Decision
-from interlock.governance.roles import Permission
+from interlock.policy.policy import CompiledPolicy, Decision
+from interlock.policy.roles import Permission
 from interlock.tools import RegisteredTool
 
 router = APIRouter()

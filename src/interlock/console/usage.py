@@ -10,8 +10,8 @@ from interlock.api.dependencies import AppContext, encode_cursor, uuid_cursor
 from interlock.api.views import usage_view
 from interlock.console import charts, live
 from interlock.console.rendering import Visit, Visitor, render
-from interlock.engine import tenants
-from interlock.governance.roles import Permission
+from interlock.engine.access import tenants
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row
 
 router = APIRouter()

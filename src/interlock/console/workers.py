@@ -8,12 +8,12 @@ from fastapi.responses import Response
 
 from interlock.api.views import state_history
 from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render, uuid_of
-from interlock.engine import leases, workers
-from interlock.engine.workers import DEFAULT_LABEL, Terms
+from interlock.engine.queueing import leases, workers
+from interlock.engine.queueing.workers import DEFAULT_LABEL, Terms
 from interlock.errors import NotFound
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
+from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 
 router = APIRouter()

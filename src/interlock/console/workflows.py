@@ -18,11 +18,12 @@ from interlock.console.diff import Comparison, compare, cut
 from interlock.console.rendering import FormFields, Visit, Visitor, done, number_of, render
 from interlock.definition.plan import Plan, StepKind
 from interlock.definition.yaml_source import as_yaml
-from interlock.engine import idempotency, runs
-from interlock.engine.idempotency import StoredResponse
+from interlock.engine.ingress import idempotency
+from interlock.engine.ingress.idempotency import StoredResponse
+from interlock.engine.runs import runs
 from interlock.errors import InterlockError, Invalid, NotFound
-from interlock.governance.roles import Permission
 from interlock.ids import uuid7
+from interlock.policy.roles import Permission
 from interlock.store.pool import UNSTORABLE, Row, Tx
 from interlock.tools.registry import explain
 from interlock.wire import StartRun

@@ -26,7 +26,7 @@ from interlock.client import ApiError, AsyncClient
 from interlock.demo import tools
 from interlock.demo.screen import fit, heading, note, show_changes, show_event, show_question
 from interlock.demo.timeline import show_timeline
-from interlock.engine.tenants import new_key
+from interlock.engine.access.tenants import new_key
 from interlock.errors import Unavailable
 from interlock.lifecycle import RUN, RunReason, RunState
 from interlock.settings import Settings

@@ -14,9 +14,9 @@ from uuid import UUID
 
 import orjson
 
-from interlock.engine import encryption
-from interlock.engine.encryption import EncryptedValue
-from interlock.engine.principal import Principal
+from interlock.engine.access import encryption
+from interlock.engine.access.encryption import EncryptedValue
+from interlock.engine.access.principal import Principal
 from interlock.errors import Conflict, NotFound
 from interlock.ids import uuid7
 from interlock.store.pool import Database, Row, Tx

@@ -12,11 +12,11 @@ from uuid import UUID
 import orjson
 
 from interlock.compute import in_thread, pool
-from interlock.engine.key_store import Salts
-from interlock.engine.principal import Principal
+from interlock.engine.access.key_store import Salts
+from interlock.engine.access.principal import Principal
 from interlock.errors import Conflict, Invalid, NotFound, Terminal
-from interlock.governance.action import ProposedAction, ToolFacts
-from interlock.governance.policy import (
+from interlock.policy.action import ProposedAction, ToolFacts
+from interlock.policy.policy import (
     DEFAULT_POLICY,
     Asker,
     Circumstances,

@@ -9,13 +9,13 @@ import orjson
 
 from interlock.definition.agent import load_agent
 from interlock.definition.plan import Plan
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import entry_of, journal_for
+from interlock.engine.access.principal import Principal
 from interlock.engine.workflows import Plans
+from interlock.engine.writing.run_commands import entry_of, journal_for
 from interlock.errors import Conflict, Invalid, NotFound
-from interlock.governance.roles import MAY, Permission
 from interlock.ids import uuid7
 from interlock.journal import Journal, encode
+from interlock.policy.roles import MAY, Permission
 from interlock.store.pool import NO_TIMEOUT, Database, Row, Tx
 from interlock.telemetry import log
 

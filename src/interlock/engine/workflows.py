@@ -8,8 +8,8 @@ import orjson
 from interlock.compute import pool
 from interlock.definition.plan import OnReject, Plan
 from interlock.definition.stored import kind_of, plan_of
-from interlock.engine import quotas
-from interlock.engine.principal import DEFAULT_TENANT, Principal
+from interlock.engine.access import quotas
+from interlock.engine.access.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, Forbidden, NotFound, Unreadable
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.engine.principal import name_of
-from interlock.engine.slack_markup import cut, escape, fence, moment, span
+from interlock.engine.access.principal import name_of
 from interlock.integrations.fields import field_blocks
 from interlock.journal import ApprovalKind
 from interlock.lifecycle import ApprovalState, Tier
+from interlock.slack_markup import cut, escape, fence, moment, span
 from interlock.store.pool import Row
 from interlock.visible import visible_text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.engine.slack_markup import cut, entities
+from interlock.slack_markup import cut, entities
 from interlock.visible import visible_json
 
 # Slack takes 3,000 characters in a section, and about 13,000 in all blocks of a message.

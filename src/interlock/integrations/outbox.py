@@ -8,8 +8,8 @@ from typing import Protocol
 from uuid import UUID
 
 from interlock.engine import outbox
+from interlock.engine.access.principal import DEFAULT_TENANT
 from interlock.engine.outbox import Delivered, OutboxMessage, Undelivered
-from interlock.engine.principal import DEFAULT_TENANT
 from interlock.errors import Unavailable
 from interlock.integrations.webhooks import WebhookSender
 from interlock.settings import Settings

@@ -6,7 +6,7 @@ import aiohttp
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
-from interlock.engine.approvals import votes_on
+from interlock.engine.approvals.approvals import votes_on
 from interlock.engine.outbox import LONGEST_WAIT, Delivered, OutboxMessage, Undelivered
 from interlock.integrations.cards import SlackCard, card, reminder
 from interlock.lifecycle import ApprovalState

@@ -9,7 +9,8 @@ import orjson
 from standardwebhooks import Webhook
 
 from interlock import __version__, clock
-from interlock.engine import encryption, url_guard
+from interlock.engine.access import encryption
+from interlock.engine.ingress import url_guard
 from interlock.engine.outbox import LONGEST_WAIT, Delivered, OutboxMessage, Undelivered, webhook_id
 from interlock.errors import Terminal
 from interlock.settings import Settings, console_link

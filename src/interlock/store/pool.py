@@ -282,7 +282,8 @@ class Database:
         self.url = url
         self.clock = clock
         self.settings = settings
-        # An error message if the database is at an earlier moment than this process has seen: see `engine/restore.py`.
+        # An error message if the database is at an earlier moment than this process has seen: see
+        # `engine/proof/restore.py`.
         self.went_back: str | None = None
         self._size = size or settings.pool_size
         self._pool: ConnectionPool | None = None

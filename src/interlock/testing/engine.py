@@ -15,24 +15,18 @@ import orjson
 from interlock.api.views import approval_view, dump, receipt_view, run_view
 from interlock.definition.duration import parse_duration
 from interlock.definition.workflow import parse
-from interlock.engine import (
-    approvals,
-    child_runs,
-    external_events,
-    leases,
-    policies,
-    runs,
-    secrets,
-    sweeps,
-    tenants,
-    workflows,
-)
+from interlock.engine import policies, workflows
+from interlock.engine.access import secrets, tenants
+from interlock.engine.access.principal import Principal
+from interlock.engine.approvals import approvals
+from interlock.engine.ingress import external_events
 from interlock.engine.policies import Policies
-from interlock.engine.principal import Principal
-from interlock.engine.run_commands import read_journal
-from interlock.governance.policy import check_policy
+from interlock.engine.queueing import leases, sweeps
+from interlock.engine.runs import child_runs, runs
+from interlock.engine.writing.run_commands import read_journal
 from interlock.ids import uuid7
 from interlock.journal import encode
+from interlock.policy.policy import check_policy
 from interlock.settings import Settings
 from interlock.store.pool import Database, Tx
 from interlock.testing.clock import ManualClock

@@ -12,7 +12,7 @@ import structlog
 from pydantic_core import to_jsonable_python
 
 from interlock import tracing
-from interlock.governance.redact import Scrubber
+from interlock.audit.redact import Scrubber
 from interlock.telemetry import log
 
 

@@ -18,12 +18,12 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from interlock.audit.redact import MARK
 from interlock.definition.duration import parse_duration
 from interlock.errors import Invalid, Terminal
 from interlock.flows import Flows, make_flow
-from interlock.governance.action import ProposedAction
-from interlock.governance.redact import MARK
 from interlock.lifecycle import Tier
+from interlock.policy.action import ProposedAction
 from interlock.tools.context import Context
 from interlock.tools.secret import Veil, is_marked
 

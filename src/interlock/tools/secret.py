@@ -22,8 +22,8 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from interlock.governance.canonical import canonical
-from interlock.governance.redact import MARK
+from interlock.audit.canonical import canonical
+from interlock.audit.redact import MARK
 
 
 class Secret:

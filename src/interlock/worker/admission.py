@@ -7,13 +7,13 @@ from typing import Any
 from interlock.agents import model_call
 from interlock.definition.expression import Scope
 from interlock.definition.plan import StepKind
-from interlock.engine.answers import with_answers
-from interlock.engine.child_runs import Child
+from interlock.engine.expression_answers import with_answers
+from interlock.engine.runs.child_runs import Child
 from interlock.errors import Conflict, NotFound
-from interlock.governance.action import ProposedAction
 from interlock.ids import uuid7
 from interlock.journal import ApprovalKind, StepSnapshot, request_approval
 from interlock.lifecycle import RunReason, StepEvent, StepState
+from interlock.policy.action import ProposedAction
 from interlock.worker.gate import Allow, Deny, RequireApproval
 from interlock.worker.leased_run import LeasedRun
 from interlock.worker.outcome import Failed, describe

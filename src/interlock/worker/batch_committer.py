@@ -8,9 +8,9 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.engine.instrumentation import observe_entries
-from interlock.engine.journal_writer import UNACCEPTABLE, AppendResult, Write, append, was_written
-from interlock.engine.leases import DispatchSlot, WorkerIdentity
+from interlock.engine.proof.instrumentation import observe_entries
+from interlock.engine.queueing.leases import DispatchSlot, WorkerIdentity
+from interlock.engine.writing.journal_writer import UNACCEPTABLE, AppendResult, Write, append, was_written
 from interlock.store.pool import TRANSIENT, Database, backoff, connect, connection_options
 from interlock.telemetry import log, metrics
 from interlock.timeouts import wait_for_event

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from interlock import tracing
-from interlock.engine.answers import with_answers
-from interlock.engine.secrets import Use
+from interlock.engine.access.secrets import Use
+from interlock.engine.expression_answers import with_answers
 from interlock.errors import Retryable, Terminal, Unavailable
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, RegisteredTool, Veil

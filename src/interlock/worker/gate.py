@@ -10,13 +10,13 @@ from typing import Any
 from uuid import UUID
 
 from interlock.definition.plan import EXPIRES_IN
-from interlock.engine import grants
+from interlock.engine.approvals import grants
 from interlock.engine.policies import Policies, asker_of, circumstances
-from interlock.governance.action import ProposedAction
-from interlock.governance.policy import Decision, PolicyAnswer
-from interlock.governance.quorum import Demand, in_advance
 from interlock.journal import StepSnapshot
 from interlock.lifecycle import Term, Tier
+from interlock.policy.action import ProposedAction
+from interlock.policy.policy import Decision, PolicyAnswer
+from interlock.policy.quorum import Demand, in_advance
 from interlock.store.pool import NO_TIMEOUT, Database, Row
 from interlock.telemetry import log
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from interlock.engine import leases
-from interlock.engine.leases import DesiredState, WorkerIdentity
+from interlock.engine.queueing import leases
+from interlock.engine.queueing.leases import DesiredState, WorkerIdentity
 from interlock.errors import LeaseLost
 from interlock.store.pool import Database, Tx, behind_pooler, connect, connection_options
 from interlock.telemetry import log, metrics

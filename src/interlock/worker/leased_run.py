@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from interlock.engine import inbox
-from interlock.engine.child_runs import Child
-from interlock.engine.instrumentation import observe_run_end
-from interlock.engine.journal_writer import AppendResult, Lease, SideEffects, Write
+from interlock.engine.effects.receipts import EffectIntent, ReceiptResult
 from interlock.engine.policies import tenant_of
-from interlock.engine.receipts import EffectIntent, ReceiptResult
-from interlock.engine.workers import DEFAULT_LABEL
+from interlock.engine.proof.instrumentation import observe_run_end
+from interlock.engine.queueing.workers import DEFAULT_LABEL
+from interlock.engine.runs.child_runs import Child
+from interlock.engine.writing import command_queue as inbox
+from interlock.engine.writing.journal_writer import AppendResult, Lease, SideEffects, Write
 from interlock.errors import LeaseLost
 from interlock.journal import ApprovalRequest, EventSubscription, Journal, LeaseRelease, StepSnapshot
 from interlock.lifecycle import RunState

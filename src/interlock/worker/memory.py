@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.engine import leases
+from interlock.engine.queueing import leases
 from interlock.lifecycle import WorkerEvent, WorkerState
 
 if TYPE_CHECKING:

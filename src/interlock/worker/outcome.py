@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from interlock import clock
+from interlock.audit.redact import Scrubber
 from interlock.errors import Retryable, Terminal
-from interlock.governance.redact import Scrubber
 from interlock.timeouts import retry_after
 from interlock.tools import Context, explain
 

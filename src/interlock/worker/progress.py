@@ -3,7 +3,7 @@
 import time
 from datetime import timedelta
 
-from interlock.engine.journal_writer import Write
+from interlock.engine.writing.journal_writer import Write
 from interlock.journal import Entry, EntryType, ModelReply, StepSnapshot
 from interlock.lifecycle import StepEvent, StepState
 from interlock.worker.leased_run import LeasedRun

@@ -5,8 +5,8 @@ from uuid import UUID
 
 import orjson
 
-from interlock.engine.receipts import UNDO_STEP, EffectIntent, ReceiptResult
-from interlock.governance.redact import metadata
+from interlock.audit.redact import metadata
+from interlock.engine.effects.receipts import UNDO_STEP, EffectIntent, ReceiptResult
 from interlock.ids import uuid7
 from interlock.journal import StepSnapshot, encode
 from interlock.lifecycle import ReceiptState, StepEvent

@@ -8,10 +8,10 @@ from inspect import iscoroutinefunction
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.receipts import ReceiptResult
-from interlock.governance.action import ProposedAction
+from interlock.engine.effects.receipts import ReceiptResult
 from interlock.journal import ApprovalKind, EntryType, StepSnapshot, request_approval
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
+from interlock.policy.action import ProposedAction
 from interlock.store.pool import Row
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, DidNotHappen, Happened

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from interlock import tracing
 from interlock.definition.plan import StepKind
-from interlock.engine import answers, inbox, leases
-from interlock.engine.run_commands import fail_unreadable, replayed
+from interlock.engine import expression_answers as answers
+from interlock.engine.queueing import leases
+from interlock.engine.writing import command_queue as inbox
+from interlock.engine.writing.run_commands import fail_unreadable, replayed
 from interlock.errors import LeaseLost, Unavailable, Unreadable
 from interlock.flows import Replay
 from interlock.journal import (

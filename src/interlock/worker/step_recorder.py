@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from interlock.definition.plan import StepKind
-from interlock.engine.receipts import ExistingReceipt
+from interlock.engine.effects.receipts import ExistingReceipt
 from interlock.journal import NO_OUTPUT, StepSnapshot
 from interlock.lifecycle import ReceiptState, RunReason, StepEvent, StepState
 from interlock.telemetry import metrics

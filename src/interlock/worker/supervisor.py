@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
 
-from interlock.engine import leases, workers
-from interlock.engine.workers import DEFAULT_LABEL, SWEEP, Terms
+from interlock.engine.queueing import leases, workers
+from interlock.engine.queueing.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import InterlockError, Unavailable
 from interlock.ids import uuid7
 from interlock.lifecycle import WORKER, WorkerState

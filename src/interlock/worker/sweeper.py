@@ -6,10 +6,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from interlock.engine import audit, child_runs, evidence, jobs, restore, schedules, sessions, sweeps
-from interlock.engine.evidence import EvidenceSigner
-from interlock.engine.key_store import Signing
-from interlock.engine.leases import reclaim_lost
+from interlock.engine import sessions
+from interlock.engine.access.key_store import Signing
+from interlock.engine.ingress import schedules
+from interlock.engine.proof import audit, evidence, restore
+from interlock.engine.proof.evidence import EvidenceSigner
+from interlock.engine.queueing import jobs, sweeps
+from interlock.engine.queueing.leases import reclaim_lost
+from interlock.engine.runs import child_runs
 from interlock.engine.workflows import Plans
 from interlock.errors import Unavailable
 from interlock.settings import Settings

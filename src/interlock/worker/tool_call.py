@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from interlock.audit.redact import Scrubber
 from interlock.definition.expression import Elsewhere, Scope
-from interlock.engine.key_store import Salts
-from interlock.engine.secrets import Secrets
+from interlock.engine.access.key_store import Salts
+from interlock.engine.access.secrets import Secrets
 from interlock.errors import Retryable, Terminal
-from interlock.governance.action import ProposedAction
-from interlock.governance.redact import Scrubber
 from interlock.journal import StepSnapshot
 from interlock.lifecycle import StepState
+from interlock.policy.action import ProposedAction
 from interlock.tools import Context, RegisteredTool, Registry, Veil, default_key
 from interlock.worker.local_lease import LocalLease
 from interlock.worker.outcome import Failed, failure

@@ -13,13 +13,16 @@ from typing import Any
 from uuid import UUID
 
 from interlock.definition.plan import Plan
-from interlock.engine import child_runs, inbox, leases, sessions, workers
-from interlock.engine.key_store import Salts
-from interlock.engine.leases import DesiredState
+from interlock.engine import sessions
+from interlock.engine.access.key_store import Salts
+from interlock.engine.access.secrets import Secrets
 from interlock.engine.policies import Policies
-from interlock.engine.secrets import Secrets
-from interlock.engine.workers import DEFAULT_LABEL, SWEEP
+from interlock.engine.queueing import leases, workers
+from interlock.engine.queueing.leases import DesiredState
+from interlock.engine.queueing.workers import DEFAULT_LABEL, SWEEP
+from interlock.engine.runs import child_runs
 from interlock.engine.workflows import Plans
+from interlock.engine.writing import command_queue as inbox
 from interlock.errors import InterlockError, LeaseLost, Unavailable
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.settings import Settings
@@ -30,7 +33,7 @@ from interlock.telemetry import log, metrics
 from interlock.timeouts import wait_for_event
 from interlock.tools import Registry, registry
 from interlock.worker.batch_committer import Flusher
-from interlock.worker.claim import Claimer
+from interlock.worker.claimer import Claimer
 from interlock.worker.crash_quarantine import Trials
 from interlock.worker.gate import PolicyGate
 from interlock.worker.heartbeat import Heartbeat, Listeners
@@ -50,8 +53,8 @@ class Worker:
     `adopt`: the worker for which a supervisor started this process. It lives as long as the process.
     `end_process` ends this process at once, for a tool that cannot otherwise be stopped before the lease ends.
     `after_loss`: it replaces a lost worker, see `SlowStart`.
-    `look_back` finds out whether the database was restored to an earlier moment, see `engine/restore.py`. It is called
-    before the first claim on each connection.
+    `look_back` finds out whether the database was restored to an earlier moment, see `engine/proof/restore.py`. It is
+    called before the first claim on each connection.
     """
 
     def __init__(

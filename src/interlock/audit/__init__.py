@@ -1,0 +1,1 @@
+"""The proof: canonical form, chain, keys, evidence and redaction. Pure."""

@@ -1,0 +1,1 @@
+"""Access: tenants, keys, secrets and limits."""

@@ -1,0 +1,1 @@
+"""Approvals: from the question to the use of its answer."""

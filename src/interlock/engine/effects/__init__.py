@@ -1,0 +1,1 @@
+"""Effects: receipts of what was done, and reversals."""

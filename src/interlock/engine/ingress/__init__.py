@@ -1,0 +1,1 @@
+"""Ingress: what reaches the engine from other systems, each request and event once."""

@@ -1,0 +1,1 @@
+"""Proof: the audit log, evidence, retention and what is measured."""

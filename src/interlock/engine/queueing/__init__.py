@@ -1,0 +1,1 @@
+"""Queueing: who gets which run, and what happens if a worker is lost."""

@@ -1,0 +1,1 @@
+"""Runs: start, find, cancel, resume; child runs and single tool calls."""

@@ -1,0 +1,1 @@
+"""What is allowed: Cedar policies, roles and quorum. Pure."""
