@@ -22,25 +22,26 @@ _ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint + n / 4096), 12
   lpad(to_hex(n % 4096), 3, '0') || '8' || left(md5(n::text), 15))::uuid"""
 _TENANTS = f"""
 WITH made AS (
-  INSERT INTO tenant (id, name, created_at) SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
+  INSERT INTO interlock.tenant (id, name, created_at) SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
   RETURNING id
 )
-INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, random() FROM made
+INSERT INTO interlock.queue (id, tenant_id, kind, has_work, virtual_time) SELECT id, id, 'tenant', true, random() FROM made
 """
 _RUNS = f"""
 WITH numbered AS MATERIALIZED (
-  SELECT tenant_id, row_number() OVER (ORDER BY tenant_id) - 1 AS number FROM lane WHERE active
+  SELECT tenant_id, row_number() OVER (ORDER BY tenant_id) - 1 AS number FROM interlock.queue WHERE has_work
 ), made AS MATERIALIZED (
   SELECT {_ID} AS id, tenant_id
     FROM generate_series(1, $1::int) AS n JOIN numbered ON number = n % (SELECT count(*) FROM numbered)
 ), queued AS (
-  INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, id, true, false FROM made
+  INSERT INTO interlock.ready_run (tenant_id, run_id, queue_id, priority, is_new)
+  SELECT tenant_id, id, tenant_id, 1, true FROM made
 ), journaled AS (
-  INSERT INTO entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor)
+  INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor)
   SELECT id, 1, tenant_id, now(), 'run_created', 'create', 'pending', 0, 'bench' FROM made
 )
-INSERT INTO run (id, tenant_id, workflow, workflow_version, status, input, trigger, requested_by, seq, created_at)
-SELECT id, tenant_id, 'noop1', 1, 'pending', '{{}}', '{{"source": "bench"}}', 'bench', 1, now() FROM made
+INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, input, trigger, requested_by, seq, created_at)
+SELECT id, tenant_id, tenant_id, 'noop1', 1, 'pending', '{{}}', '{{"source": "bench"}}', 'bench', 1, now() FROM made
 """
 
 
@@ -104,5 +105,5 @@ async def _filled(session: Session, tenants: int, runs: int) -> AsyncIterator[_C
 
 async def _working(database: Database) -> WorkerIdentity:
     me = await register(database, capacity=_BATCH, lease_seconds=3600)
-    await database.pool.execute("UPDATE worker SET status = 'running' WHERE id = $1", me.id)
+    await database.pool.execute("UPDATE interlock.worker SET status = 'running' WHERE id = $1", me.id)
     return me

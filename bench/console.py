@@ -30,11 +30,11 @@ _AT_ONCE = 50_000
 # Ended runs of the last thirty days: one in a thousand failed, one in ten thousand belongs to a rarely used workflow,
 # and a schedule started one in a thousand.
 _FILL = """
-INSERT INTO run (id, tenant_id, workflow, workflow_version, status, reason, input, trigger, requested_by, seq,
+INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, reason, input, trigger, requested_by, seq,
                  created_at, started_at, completed_at)
 SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7000' || '8' ||
         lpad(to_hex(n), 15, '0'))::uuid,
-       $1::uuid, CASE WHEN n % 10000 = 0 THEN 'rare' ELSE 'noop5' END, 1,
+       $1::uuid, $1::uuid, CASE WHEN n % 10000 = 0 THEN 'rare' ELSE 'noop5' END, 1,
        CASE WHEN n % 1000 = 0 THEN 'failed' ELSE 'succeeded' END,
        CASE WHEN n % 1000 = 0 THEN 'terminal_error' ELSE 'completed' END,
        jsonb_build_object('charge', 'ch_' || n, 'amount', n % 500),
@@ -78,7 +78,7 @@ def _pages(run_id: Any) -> dict[str, str]:
 
 
 async def _ended(side: engine.Engine) -> Any:
-    ended = "SELECT id FROM run WHERE workflow = 'noop5' AND status = 'succeeded' AND seq <> 12 LIMIT 1"
+    ended = "SELECT id FROM interlock.run WHERE workflow = 'noop5' AND status = 'succeeded' AND seq <> 12 LIMIT 1"
     async with asyncio.timeout(60):
         while (found := await side.database.pool.fetchval(ended)) is None:  # noqa: ASYNC110 — other processes do it
             await asyncio.sleep(0.2)

@@ -55,10 +55,10 @@ class Engine:
         for begun in range(0, runs, _MOST_AT_ONCE):
             size = min(_MOST_AT_ONCE, runs - begun)
             news = [dataclasses.replace(first, id=uuid7()) for _ in range(size)]
-            await start_many(self.database, self.database, self.principal, news)
+            await start_many(self.database, self.principal, news)
 
     async def completed(self) -> int:
-        return int(await self.database.pool.fetchval("SELECT count(*) FROM run WHERE status = 'succeeded'"))
+        return int(await self.database.pool.fetchval("SELECT count(*) FROM interlock.run WHERE status = 'succeeded'"))
 
     async def tidy(self) -> None:
         await self.database.pool.execute("VACUUM ANALYZE")
@@ -72,7 +72,7 @@ class Engine:
         }
 
     async def until_working(self, workers: int) -> None:
-        live = "SELECT count(*) FROM worker WHERE status = 'running'"
+        live = "SELECT count(*) FROM interlock.worker WHERE status = 'running'"
         async with asyncio.timeout(60):
             while await self.database.pool.fetchval(live) < workers:  # noqa: ASYNC110 — other processes do it
                 await asyncio.sleep(0.05)

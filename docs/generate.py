@@ -60,13 +60,13 @@ def errors() -> str:
 
 
 def settings() -> str:
-    from interlock.settings import Settings
+    from interlock.settings import Settings, variable_of
 
     out = _opening("Settings", "`interlock.settings`", "Read from the environment when a process starts.")
     out += ["| variable | default | means |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "") else f"`{field.default}`"
-        out.append(f"| `INTERLOCK_{name.upper()}` | {default} | {_cell(field.description or '')} |")
+        out.append(f"| `{variable_of(name)}` | {default} | {_cell(field.description or '')} |")
     out += [
         "",
         "The command line and the clients also read `INTERLOCK_URL` (where the server is) and `INTERLOCK_API_KEY`. "
@@ -172,7 +172,7 @@ def _default(option: Any) -> str:
 def openapi() -> str:
     """Return the document without the package's version: only pyproject.toml contains the version."""
     from interlock.api import AppContext, create_app
-    from interlock.settings import Settings
+    from interlock.settings import Settings, variable_of
 
     needed = [part.name for part in fields(AppContext) if part.init and part.default_factory is MISSING]
     parts: dict[str, Any] = dict.fromkeys(needed) | {"settings": Settings.model_construct(max_body_bytes=0)}

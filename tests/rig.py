@@ -29,19 +29,31 @@ from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.engine.queueing import jobs, leases, sweeps
 from interlock.engine.queueing.leases import reclaim_lost
 from interlock.engine.runs import runs
-from interlock.engine.writing.run_commands import journal_to_show
+from interlock.engine.writing.change import WrittenRow
+from interlock.engine.writing.load import load_for_display
+from interlock.ids import RunId
 from interlock.integrations.artifacts import Artifacts
-from interlock.lifecycle import WorkerEvent
+from interlock.lifecycle import RunState, WorkerEvent
 from interlock.settings import Settings
+from interlock.store import sql
 from interlock.store.migrate import ensure_partitions
 from interlock.store.notify import POLICY
 from interlock.store.pool import Database, Tx
+from interlock.store.records import ClaimedRun
 from interlock.testing import ManualClock
 from interlock.testing.engine import journal_line, sweep
 from interlock.timeouts import wait_for_event
 from interlock.tools import Registry, flow, tool
 from interlock.wire import Role
 from interlock.worker.worker import Worker
+
+
+def written_row(run: ClaimedRun, token: int | None = None) -> WrittenRow:
+    """Return the row of a run as a worker that claimed it knows it, perhaps with another token."""
+    return WrittenRow(
+        run.id, run.tenant_id, run.lease_token if token is None else token, RunState.RUNNING, run.requested_by, False,
+        run.queue_id, leased_from=run.queue_id,
+    )  # fmt: skip
 
 
 class Hold:
@@ -128,7 +140,7 @@ class Rig:
 
     async def tenant(self, name: str, **limits: Any) -> Principal:
         row = await self.database.run_in_transaction(
-            lambda tx: tenants.create_tenant(tx, self.database, name, **limits)
+            lambda tx: tenants.create_tenant(tx, name, **limits)
         )
         return await self.person("admin", Role.ADMIN, tenant_id=row["id"])
 
@@ -137,7 +149,7 @@ class Rig:
     ) -> str:
         tenant = tenant_id or self.admin.tenant_id
         _, key = await self.database.run_in_transaction(
-            lambda tx: tenants.add_key(tx, self.database, tenant, name, Role(role), workspace_id=workspace_id)
+            lambda tx: tenants.add_key(tx, tenant, name, Role(role), workspace_id=workspace_id)
         )
         return key
 
@@ -219,14 +231,14 @@ class Rig:
         who = who or self.admin
         new = await runs.prepare(self.plans, who, workflow, input=input, **options)
         if runs.starts_in_queue(new.plan):
-            await runs.start_many(self.database, self.database, who, [new])
+            await runs.start_many(self.database, who, [new])
         else:
-            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, self.database, who, new))
+            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, who, new))
         return new.id
 
     async def approve(self, run_id: UUID, who: Principal | None = None) -> None:
         await self.database.run_in_transaction(
-            lambda tx: approvals.approve_run(tx, self.database, self.plans, who or self.admin, run_id)
+            lambda tx: approvals.approve_run(tx, self.plans, who or self.admin, run_id)
         )
 
     async def decide(
@@ -238,7 +250,6 @@ class Rig:
             await self.database.run_in_transaction(
                 lambda tx, row=row: approvals.decide(  # type: ignore[misc]
                     tx,
-                    self.database,
                     self.plans,
                     who,
                     row["id"],
@@ -250,7 +261,7 @@ class Rig:
 
     async def cancel(self, run_id: UUID, who: Principal | None = None) -> None:
         await self.database.run_in_transaction(
-            lambda tx: runs.cancel(tx, self.database, self.plans, who or self.admin, run_id)
+            lambda tx: runs.cancel(tx, self.plans, who or self.admin, run_id)
         )
 
     @asynccontextmanager
@@ -265,12 +276,12 @@ class Rig:
             stop.set()
             await asyncio.wait_for(task, 30)
 
-    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.WorkerIdentity, list[Any]]:
+    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.WorkerIdentity, list[ClaimedRun]]:
         """Register a worker that claims and then does nothing; it does not even send heartbeats."""
         me = await leases.register(self.database, capacity=room, lease_seconds=lease_seconds)
         await leases.move_worker(self.database, me.id, WorkerEvent.START)
         async with self.database.pool.acquire() as connection:
-            return me, list((await leases.claim(Tx(connection), self.clock(), me, room)).runs)
+            return me, await leases.claim(Tx(connection), me, room) or []
 
     async def sweep(self) -> None:
         """Run the sweeper once, at the clock's time."""
@@ -296,7 +307,7 @@ class Rig:
         """Give runs that start in this block ids of that time, and create its month in the journal."""
         async with self.database.connection() as connection:
             now = await connection.fetchval("SELECT now()")
-            await ensure_partitions(connection, now - timedelta(days=days))
+            await ensure_partitions(connection, self.settings.database_schema, now - timedelta(days=days))
         clock.follow(days * 86400.0)
         try:
             yield
@@ -308,7 +319,7 @@ class Rig:
         async with asyncio.timeout(seconds):
             with self.follower.watching(run_id) as news:
                 while True:
-                    await self.database.fetch("watch_run", self.clock(), run_id, 60.0)
+                    await sql.watch_run(self.database, run_id=RunId(run_id), seconds=60.0)
                     news.clear()
                     found = await self.run(run_id)
                     if found["status"] in statuses or found["completed_at"]:
@@ -320,7 +331,7 @@ class Rig:
         async with asyncio.timeout(seconds):
             with self.follower.watching(run_id) as news:
                 while True:
-                    await self.database.fetch("watch_run", self.clock(), run_id, 60.0)
+                    await sql.watch_run(self.database, run_id=RunId(run_id), seconds=60.0)
                     news.clear()
                     found = await self.journal(run_id)
                     if found.count(line) >= times:
@@ -330,8 +341,10 @@ class Rig:
     # ------------------------------------------------------------ reads
 
     async def run(self, run_id: UUID) -> dict[str, Any]:
-        row = await self.database.pool.fetchrow("SELECT * FROM run WHERE id = $1", run_id)
-        view = run_view(row, await journal_to_show(self.database, self.plans, row))
+        [found] = await self.database.pool.fetch("SELECT tenant_id FROM interlock.run WHERE id = $1", run_id)
+        row = await sql.get_run(self.database, tenant_id=found["tenant_id"], run_id=RunId(run_id))
+        assert row is not None
+        view = run_view(row, await load_for_display(self.database, self.plans, row))
         return view | {"step": {step["key"]: step for step in view["steps"]}}
 
     async def journal(self, run_id: UUID) -> list[str]:

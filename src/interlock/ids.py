@@ -3,9 +3,24 @@
 import hashlib
 import os
 from datetime import UTC, datetime
+from typing import NewType
 from uuid import UUID
 
 from interlock import clock
+
+TenantId = NewType("TenantId", UUID)
+KeyId = NewType("KeyId", UUID)
+RunId = NewType("RunId", UUID)
+ApprovalId = NewType("ApprovalId", UUID)
+ReceiptId = NewType("ReceiptId", UUID)
+GrantId = NewType("GrantId", UUID)
+SessionId = NewType("SessionId", UUID)
+MessageId = NewType("MessageId", UUID)
+JobId = NewType("JobId", UUID)
+WorkerId = NewType("WorkerId", UUID)
+SupervisorId = NewType("SupervisorId", UUID)
+QueueId = NewType("QueueId", UUID)
+TargetId = NewType("TargetId", UUID)
 
 _last = 0
 # The database's time goes back by more than this only after a wrong clock was corrected.

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import structlog
 
@@ -31,6 +30,7 @@ from interlock.engine.queueing import workers
 from interlock.engine.queueing.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
 from interlock.errors import Invalid, Unavailable
+from interlock.ids import WorkerId
 from interlock.policy.policy import policy_is_imported
 from interlock.settings import Settings, mcp_file, private_directory
 from interlock.store import embedded
@@ -231,7 +231,7 @@ class Serving:
 
 
 def work(
-    settings: Settings, serve: Serving, adopt: UUID | None = None, *, after_loss: bool = False, pulse: int | None = None
+    settings: Settings, serve: Serving, adopt: WorkerId | None = None, *, after_loss: bool = False, pulse: int | None = None
 ) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
@@ -248,7 +248,7 @@ def work(
 
 
 async def _work(
-    settings: Settings, url: str, serve: Serving, adopt: UUID | None, after_loss: bool, pulse: int | None
+    settings: Settings, url: str, serve: Serving, adopt: WorkerId | None, after_loss: bool, pulse: int | None
 ) -> None:
     stop = _on_signals()
     if pulse is not None:

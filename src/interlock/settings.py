@@ -13,9 +13,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="INTERLOCK_", extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix="INTERLOCK_", extra="ignore", env_ignore_empty=True, populate_by_name=True
+    )
 
     database_url: str | None = Field(None, description="A PostgreSQL ≥ 15; unset starts the embedded one.")
+    database_schema: str = Field(
+        "interlock",
+        validation_alias="INTERLOCK_SCHEMA",
+        pattern=r"^[a-z_][a-z0-9_]{0,47}$",
+        description="The PostgreSQL schema of all tables. Installations with different schemas can share a database.",
+    )
     data_dir: Path = Field(Path(".interlock"), description="Embedded database, artifacts, keys, address of the server.")
     host: str = Field("127.0.0.1", description="Where the API listens.")
     port: int = Field(8420, ge=0, le=65535, description="Where the API listens; 0 picks a free port.")
@@ -125,6 +133,11 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal.")
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return str(Settings.model_fields[name].validation_alias or f"INTERLOCK_{name.upper()}")
 
 
 def console_link(settings: Settings, path: str) -> str | None:

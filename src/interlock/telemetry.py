@@ -177,8 +177,8 @@ class Metrics:
         )
         self.claimed = Counter("interlock_claimed_runs", "Runs leased by this process.", registry=r)
         self.orphans = Counter("interlock_orphaned_runs", "Runs taken back from lost workers.", registry=r)
-        self.lane_drift = Counter(
-            "interlock_lane_drift", "Times a lane's in-flight count had to be corrected; should stay 0.", registry=r
+        self.queue_drift = Counter(
+            "interlock_queue_drift", "Times a queue's in-flight count had to be corrected; should stay 0.", registry=r
         )
         self.worker_active = Gauge(
             "interlock_worker_active", "Workers that have not ended.", ["status"], registry=r,

@@ -46,7 +46,7 @@ class World:
         really = model_turn._ask
 
         async def ask(ctx: Context, *args: Any) -> dict[str, Any]:
-            stored = "SELECT FROM entry WHERE run_id = $1 AND step = $2 AND event = 'succeed'"
+            stored = "SELECT FROM interlock.journal_entry WHERE run_id = $1 AND step = $2 AND event = 'succeed'"
             if await rig.sql(stored, ctx.run_id, ctx.step):
                 self.asked_in_vain.append(ctx.step)
             self.asked[ctx.step] += 1
@@ -100,7 +100,7 @@ async def test_a_conversation_survives_the_death_of_its_workers(
         await world.die_at(number, after=after, monkeypatch=monkeypatch)
         run = await talk.ended(sent["run_id"])
         assert (run["status"], run["result"]) == ("succeeded", {"text": "Both are paid."}), (number, run["error"])
-        receipts = await talk.rig.sql("SELECT status FROM receipt WHERE run_id = $1", UUID(sent["run_id"]))
+        receipts = await talk.rig.sql("SELECT status FROM interlock.receipt WHERE run_id = $1", UUID(sent["run_id"]))
         assert [receipt["status"] for receipt in receipts] == ["succeeded", "succeeded"]
     # Each payment has one key, however often it was attempted.
     assert len(world.paid) == 2 * len(points)

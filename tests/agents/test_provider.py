@@ -211,7 +211,7 @@ async def test_other_providers_stream_call_and_cost_in_their_own_words(
 async def is_whole(talk: Talk, run_id: str) -> bool:
     """Check that the journal has no gap, and that the chain it is sealed into verifies."""
     rig = talk.rig
-    found = await rig.sql("SELECT seq FROM entry WHERE run_id = $1 ORDER BY seq", UUID(run_id))
+    found = await rig.sql("SELECT seq FROM interlock.journal_entry WHERE run_id = $1 ORDER BY seq", UUID(run_id))
     await rig.prove()
     verdict = await audit.verify(rig.database, rig.admin.tenant_id, rig.notary.signing.trusted())
     return [row["seq"] for row in found] == list(range(1, len(found) + 1)) and verdict.ok

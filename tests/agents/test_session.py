@@ -151,7 +151,7 @@ async def test_auto_approve_lets_pass_what_is_not_high(talk: Talk) -> None:
     sent = await talk.told("refund ch_1 40", auto_approve=True)
     run = await talk.ended(sent["run_id"])
     assert (run["status"], talk.refunds) == ("succeeded", ["ch_1"])
-    [entry] = await talk.rig.sql("SELECT data FROM entry WHERE step = 'shop.refund' AND event = 'claim'")
+    [entry] = await talk.rig.sql("SELECT data FROM interlock.journal_entry WHERE step = 'shop.refund' AND event = 'claim'")
     assert '"allowed_by": "auto_approve:' in entry["data"]
 
 
@@ -295,7 +295,7 @@ async def test_two_messages_at_the_same_moment_make_one_run(talk: Talk) -> None:
     refused = next(body for status, body in answers if status == 409)
     accepted = next(body for status, body in answers if status == 202)
     assert (refused["code"], refused["run_id"]) == ("SESSION_BUSY", accepted["run_id"])
-    assert len(await talk.rig.sql("SELECT FROM run WHERE session_id = $1", UUID(session))) == 1
+    assert len(await talk.rig.sql("SELECT FROM interlock.run WHERE session_id = $1", UUID(session))) == 1
 
 
 async def test_a_second_open_run_of_a_session_is_refused_by_its_row(talk: Talk) -> None:
@@ -303,7 +303,7 @@ async def test_a_second_open_run_of_a_session_is_refused_by_its_row(talk: Talk) 
     other = await talk.told("hello")
     with pytest.raises(Exception, match="run_active_in_session"):
         await talk.rig.sql(
-            "UPDATE run SET session_id = $1, session_run = 2 WHERE id = $2",
+            "UPDATE interlock.run SET session_id = $1, session_run = 2 WHERE id = $2",
             UUID(sent["session_id"]), UUID(other["run_id"]),
         )  # fmt: skip
 
@@ -355,7 +355,7 @@ async def test_the_model_is_told_what_was_said_before(rig: Rig, talk: Talk) -> N
     await talk.post(f"/api/runs/{interrupted['run_id']}/interrupt")
     last = await talk.told("hello", session_id=sent["session_id"])
     await talk.ended(last["run_id"])
-    [row] = await rig.sql("SELECT * FROM run WHERE id = $1", UUID(last["run_id"]))
+    [row] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1", UUID(last["run_id"]))
     plan = await rig.plans.get(rig.admin.tenant_id, "support", 1)
     told = conversation(await sessions.memory(rig.database, row, plan), "")
     texts: list[Any] = [str(part.content) for message in told for part in message.parts if hasattr(part, "content")]
@@ -401,7 +401,7 @@ async def test_the_model_is_told_that_nobody_knows_whether_a_write_was_done(
         await talk.ended(sent["run_id"])
     [receipt] = (await talk.get(f"/api/runs/{sent['run_id']}/receipts"))["items"]
     last = await talk.told("and now?", session_id=sent["session_id"])
-    [row] = await rig.sql("SELECT * FROM run WHERE id = $1", UUID(last["run_id"]))
+    [row] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1", UUID(last["run_id"]))
     told = conversation(await sessions.memory(rig.database, row, await rig.plans.get(row["tenant_id"], "payer", 1)), "")
     [answer] = [part for message in told for part in message.parts if isinstance(part, ToolReturnPart)]
     assert "Nobody knows whether it was done" in str(answer.content)
@@ -467,7 +467,7 @@ async def test_a_model_that_is_asked_again_after_its_worker_stopped_says_so(talk
     for times in (1, 2):
         async with rig.worker():
             await rig.until_journal(run_id, "message_delta", times)
-    said = await rig.sql("SELECT attempt FROM entry WHERE run_id = $1 AND type = 'message_delta' ORDER BY seq", run_id)
+    said = await rig.sql("SELECT attempt FROM interlock.journal_entry WHERE run_id = $1 AND type = 'message_delta' ORDER BY seq", run_id)
     assert [row["attempt"] for row in said] == [1, 2]
 
 
@@ -568,14 +568,14 @@ async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> Non
         await talk.ended(again["run_id"])
     old, later = gone["session_id"], again["message_id"]
     # Date the message after the month that retention removes.
-    await rig.sql("UPDATE message SET run_id = $1 WHERE id = $2", UUID(int=2**128 - 1), UUID(later))
+    await rig.sql("UPDATE interlock.message SET run_id = $1 WHERE id = $2", UUID(int=2**128 - 1), UUID(later))
     await sweeps.tend(rig.database, rig.notary.signing.key())
-    assert len(await rig.sql("SELECT FROM message")) == 3, "its evidence is not there yet"
+    assert len(await rig.sql("SELECT FROM interlock.message")) == 3, "its evidence is not there yet"
     await audit.seal_all(rig.database, rig.notary.signing)
     await rig.prove()
     await sweeps.tend(rig.database, rig.notary.signing.key())
-    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM message")] == [later]
-    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM session")] == [kept["session_id"]]
+    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM interlock.message")] == [later]
+    assert [str(row["id"]) for row in await rig.sql("SELECT id FROM interlock.session")] == [kept["session_id"]]
     assert (await talk.http.get(f"/api/sessions/{old}")).status_code == 404
     said = await talk.told("still there?", session_id=kept["session_id"])
     assert (await talk.ended(said["run_id"]))["result"]["text"] == "You said: still there?"
@@ -584,7 +584,7 @@ async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> Non
 async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     rig = talk.rig
     await rig.sql(
-        "INSERT INTO destination (id, tenant_id, channel, address, events, nonce, ciphertext, created_at, created_by)"
+        "INSERT INTO interlock.notification_target (id, tenant_id, channel, address, events, nonce, ciphertext, created_at, created_by)"
         " VALUES (gen_random_uuid(), $1, 'webhook', 'https://example.com', $2, $3, '', now(), '')",
         rig.admin.tenant_id, [str(event) for event in WebhookEvent], bytes(12),
     )  # fmt: skip
@@ -594,8 +594,8 @@ async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     await rig.prove()
     sealed = (await talk.get("/api/audit", run_id=sent["run_id"]))["items"]
     assert {entry["session_id"] for entry in sealed} == {sent["session_id"]}
-    [run] = await rig.sql("SELECT * FROM run")
-    told = {row["event"]: orjson.loads(row["payload"] or "null") for row in await rig.sql("SELECT * FROM outbox")}
+    [run] = await rig.sql("SELECT * FROM interlock.run")
+    told = {row["event"]: orjson.loads(row["payload"] or "null") for row in await rig.sql("SELECT * FROM interlock.outbox_message")}
     assert told.keys() == {"approval.requested", "approval.resolved", "run.completed"}
     told["run.completed"] = orjson.loads(orjson.dumps(run_data(run), default=str))
     assert {data["session_id"] for data in told.values()} == {sent["session_id"]}

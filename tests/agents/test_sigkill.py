@@ -35,7 +35,7 @@ def surroundings(url: str, tmp_path: Path, point: str, **more: str) -> dict[str,
 
 
 async def notice_the_dead(talk: Talk) -> None:
-    await talk.rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL")
+    await talk.rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL")
 
 
 @pytest.mark.chaos
@@ -59,7 +59,7 @@ async def test_a_conversation_is_killed_at_its_steps_and_comes_to_the_same_end(
     # Only the step that was killed between the model's answer and its storage asks the model again. The last such
     # request is in this process, which takes no notes.
     assert {step: lines[f"asked {step}"] for step in doomed.STEPS[::2]} == {"model": 2, "model#2": 2, "model#3": 1}
-    receipts = await talk.rig.sql("SELECT status FROM receipt WHERE run_id = $1", UUID(sent["run_id"]))
+    receipts = await talk.rig.sql("SELECT status FROM interlock.receipt WHERE run_id = $1", UUID(sent["run_id"]))
     assert [receipt["status"] for receipt in receipts] == ["succeeded"]
 
 

@@ -91,7 +91,7 @@ async def test_nobody_is_called_like_what_acts_by_itself(http: httpx2.AsyncClien
 
 async def test_keys_are_stored_as_hashes_only(rig: Rig, http: httpx2.AsyncClient) -> None:
     key = (await http.post("/api/keys", json={"name": "ci", "role": "viewer"})).json()["key"]
-    [row] = await rig.sql("SELECT count(*) AS n FROM api_key WHERE api_key::text LIKE '%' || $1 || '%'", key)
+    [row] = await rig.sql("SELECT count(*) AS n FROM interlock.api_key WHERE api_key::text LIKE '%' || $1 || '%'", key)
     assert row["n"] == 0
 
 
@@ -203,7 +203,7 @@ async def test_what_belongs_to_another_tenant_does_not_exist(rig: Rig, http: htt
         assert (await other.get(path)).json() == {"items": [], "next_cursor": None}
     assert [k["name"] for k in (await other.get("/api/keys")).json()["items"]] == ["admin"]
     assert (await http.get(f"/api/runs/{run_id}/events")).json() == before
-    assert (await rig.sql("SELECT revoked_at FROM api_key WHERE name = 'k'"))[0]["revoked_at"] is None
+    assert (await rig.sql("SELECT revoked_at FROM interlock.api_key WHERE name = 'k'"))[0]["revoked_at"] is None
 
 
 def _never(body: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -391,9 +391,9 @@ async def test_an_event_is_not_shown_to_who_gives_its_name_to_another(
 ) -> None:
     event = {"id": "e-1", "type": "bank.settled", "correlation": "ch_1", "payload": {"account": "blue's own"}}
     assert (await blue.post("/api/events", json=event)).status_code == 202
-    await rig.sql("DELETE FROM idempotency")  # the record expires sooner than the event
+    await rig.sql("DELETE FROM interlock.idempotency_record")  # the record expires sooner than the event
     again = await blue.post("/api/events", json=event)
     assert (again.status_code, again.json()["payload"]) == (202, event["payload"])
-    await rig.sql("DELETE FROM idempotency")
+    await rig.sql("DELETE FROM interlock.idempotency_record")
     answer = await red.post("/api/events", json=event | {"payload": None})
     assert (answer.status_code, answer.json()["workspace_id"]) == (202, "red") and "blue" not in answer.text

@@ -172,7 +172,7 @@ async def test_metrics_show_what_is_not_proven_yet(rig: Rig) -> None:
     await rig.work_until(await rig.start("one"))
     names = ("interlock_audit_unsealed_entries", "interlock_evidence_due_runs")
     before = samples((await rig.http().get("/metrics")).text)
-    (written,) = await rig.sql("SELECT count(*) FROM entry")
+    (written,) = await rig.sql("SELECT count(*) FROM interlock.journal_entry")
     assert [before[name, ()] for name in names] == [written["count"], 0]
     rig.notary.signing.make()
     await audit.seal_all(rig.database, rig.notary.signing)

@@ -35,7 +35,7 @@ async def batch(http: httpx2.AsyncClient, workflow: str, inputs: list[Any], **bo
 
 
 async def how_many(rig: Rig) -> int:
-    return int((await rig.sql("SELECT count(*) FROM run"))[0][0])
+    return int((await rig.sql("SELECT count(*) FROM interlock.run"))[0][0])
 
 
 async def test_each_input_is_a_run_and_they_are_answered_in_order(rig: Rig, http: httpx2.AsyncClient) -> None:
@@ -83,7 +83,7 @@ async def test_over_the_cap_they_wait_for_later_minutes_or_none_is_begun(rig: Ri
     refused = await http.post("/api/runs/batch?over_cap=refuse", json=body)
     assert (refused.status_code, refused.json()["code"], await how_many(rig)) == (429, "RATE_LIMITED", 0)
     assert len(await batch(http, "echo", [{}] * 4)) == 4
-    waits = [row["wake_at"] for row in await rig.sql("SELECT wake_at FROM run ORDER BY id")]
+    waits = [row["resume_at"] for row in await rig.sql("SELECT resume_at FROM interlock.run ORDER BY id")]
     assert waits == [None, None, None, datetime(2031, 5, 1, 12, 1, tzinfo=UTC)]
 
 

@@ -295,7 +295,7 @@ async def _overdue_in_hands(play: Play, workflow: str) -> UUID:
     play.rig.clock.freeze()
 
     async def pass_time(run_id: UUID) -> None:
-        await play.rig.sql("UPDATE run SET deadline_at = $2 WHERE id = $1", run_id, play.rig.clock())
+        await play.rig.sql("UPDATE interlock.run SET deadline_at = $2 WHERE id = $1", run_id, play.rig.clock())
         await play.rig.sweep()
 
     return await _in_hands(play, workflow, pass_time)

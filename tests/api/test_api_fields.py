@@ -152,7 +152,7 @@ async def test_a_worker_keeps_what_is_said_of_it_and_when_it_changed(rig: Rig, h
 async def test_an_idempotency_record_says_when_it_was_tried_last(rig: Rig, http: httpx2.AsyncClient) -> None:
     rig.clock.freeze()
     await start(http, "pay", headers={"Idempotency-Key": "k1"}, input={"charge": "c", "pin": "1"})
-    [record] = await rig.sql("SELECT * FROM idempotency")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record")
     assert record["updated_at"] == record["created_at"] == rig.clock()
 
 

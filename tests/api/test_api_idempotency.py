@@ -30,7 +30,7 @@ async def http(rig: Rig) -> httpx2.AsyncClient:
 
 
 async def runs(rig: Rig) -> int:
-    [row] = await rig.sql("SELECT count(*) AS n FROM run")
+    [row] = await rig.sql("SELECT count(*) AS n FROM interlock.run")
     n: int = row["n"]
     return n
 
@@ -72,7 +72,7 @@ async def test_the_same_key_fifty_times_at_once_is_one_run(rig: Rig, http: httpx
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
-    assert (await runs(rig), len(await rig.sql("SELECT * FROM ready"))) == (1, int(workflow == "echo"))
+    assert (await runs(rig), len(await rig.sql("SELECT * FROM interlock.ready_run"))) == (1, int(workflow == "echo"))
 
 
 async def test_the_same_key_with_another_request_is_refused(rig: Rig, http: httpx2.AsyncClient) -> None:
@@ -127,7 +127,7 @@ async def _worker_that_runs_later(rig: Rig, http: httpx2.AsyncClient) -> tuple[s
     worker = (await http.post("/api/workers")).json()
 
     async def run() -> None:
-        await rig.sql("UPDATE worker SET status = 'running' WHERE id = $1", UUID(worker["id"]))
+        await rig.sql("UPDATE interlock.worker SET status = 'running' WHERE id = $1", UUID(worker["id"]))
 
     return f"/api/supervisor/workers/{worker['id']}/pause", run
 
@@ -229,7 +229,7 @@ class TestImpatient:
         transaction = other.transaction()
         await transaction.start()
         await other.execute(
-            "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, created_at, expires_at,"
+            "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, created_at, expires_at,"
             " lock_expires_at) VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day', now())",
             rig.admin.tenant_id, f"api:{rig.admin.key_id}:k1",
         )  # fmt: skip
@@ -244,7 +244,7 @@ class TestImpatient:
         self, rig: Rig, http: httpx2.AsyncClient
     ) -> None:
         async with rig.database.transaction() as migration:
-            await migration.connection.execute("LOCK TABLE run IN ACCESS EXCLUSIVE MODE")
+            await migration.connection.execute("LOCK TABLE interlock.run IN ACCESS EXCLUSIVE MODE")
             answer = await http.post("/api/runs", json={"workflow": "echo"}, headers={"Idempotency-Key": "k1"})
         assert answer.status_code == 503
 
@@ -258,7 +258,7 @@ async def test_a_secret_is_shown_once_and_never_kept(rig: Rig, path: str, body: 
     secret = first.json()["key"]
     assert secret.startswith("il_")
     assert second.json() == {**first.json(), "key": None}
-    [kept] = await rig.sql("SELECT response_body FROM idempotency")
+    [kept] = await rig.sql("SELECT response_body FROM interlock.idempotency_record")
     assert secret.encode() not in kept["response_body"]
 
 
@@ -291,7 +291,7 @@ async def leave(rig: Rig, status: str, key: str = "k1", *, body: Any, **more: st
     digest = Request.hash_of("POST", "/api/runs", orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
     columns = {"status": f"'{status}'", "created_at": "now()", "expires_at": "now() + interval '1 hour'"} | more
     await rig.sql(
-        f"INSERT INTO idempotency (tenant_id, key, source, request_hash, {', '.join(columns)})"
+        f"INSERT INTO interlock.idempotency_record (tenant_id, key, source, request_hash, {', '.join(columns)})"
         f" VALUES ($1, $2, 'api', $3, {', '.join(columns.values())})",
         rig.admin.tenant_id, f"api:{rig.admin.key_id}:{key}", digest,
     )  # fmt: skip
@@ -310,7 +310,7 @@ async def test_a_request_that_nobody_answered_is_made_again_when_its_lock_ran_ou
     rig.clock.advance(301)
     answers = await asyncio.gather(*(http.post("/api/runs", json=BODY, headers=headers) for _ in range(5)))
     assert ({a.status_code for a in answers}, len({a.content for a in answers}), await runs(rig)) == ({201}, 1, 1)
-    [record] = await rig.sql("SELECT * FROM idempotency")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record")
     assert (record["status"], record["attempts"], record["lock_expires_at"]) == ("completed", 2, None)
 
 
@@ -325,7 +325,7 @@ async def test_a_request_that_failed_is_made_again(rig: Rig, http: httpx2.AsyncC
     assert other.status_code == (201 if over else 422)
     answer = await http.post("/api/runs", json=BODY, headers={"Idempotency-Key": "k1"})
     assert answer.status_code == (422 if over else 201)
-    [record] = await rig.sql("SELECT * FROM idempotency")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record")
     assert (record["status"], record["attempts"], record["error"]) == ("completed", 1 if over else 5, None)
     assert again._value.get() - before == (0 if over else 1)
 
@@ -349,9 +349,9 @@ async def test_a_bug_leaves_a_failure_behind_and_no_half_of_an_effect(
     headers = {"Idempotency-Key": "k1"}
     answers = [await http.post("/api/workflows", json=WORKFLOW, headers=headers) for _ in range(2)]
     assert {answer.status_code for answer in answers} == {500}
-    [record] = await rig.sql("SELECT * FROM idempotency")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record")
     assert (record["status"], record["attempts"], record["error"]) == ("failed", 2, "boom")
-    assert await rig.sql("SELECT * FROM workflow WHERE name = 'w'") == []
+    assert await rig.sql("SELECT * FROM interlock.workflow WHERE name = 'w'") == []
     monkeypatch.setattr(idempotency, "complete", real)
     assert (await http.post("/api/workflows", json=WORKFLOW, headers=headers)).status_code == 201
 
@@ -364,13 +364,13 @@ async def test_records_are_forgotten_in_batches_when_their_time_is_over(
 ) -> None:
     monkeypatch.setattr(sweeps, "_FORGET_BATCH", 7)
     await rig.sql(
-        "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, response_status, response_body,"
+        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status, response_body,"
         " created_at, expires_at) SELECT $1, 'api:' || n, 'api', 'completed', '', 201, '', now(),"
         " now() + make_interval(hours => CASE WHEN n <= 20 THEN -1 ELSE 1 END) FROM generate_series(1, 30) AS n",
         rig.admin.tenant_id,
     )
     assert await sweeps.forget_keys(rig.database) == 20
-    assert len(await rig.sql("SELECT * FROM idempotency")) == 10
+    assert len(await rig.sql("SELECT * FROM interlock.idempotency_record")) == 10
 
 
 async def test_hits_and_misses_are_counted_by_source(rig: Rig, http: httpx2.AsyncClient) -> None:

@@ -64,7 +64,7 @@ async def test_the_same_id_is_the_same_event_whoever_sends_it(rig: Rig, http: ht
     answers = await asyncio.gather(*(who.post("/api/events", json=event(id="evt_1")) for who in (http, other) * 5))
     assert {answer.status_code for answer in answers} == {202}
     assert len({answer.content for answer in answers}) == 1
-    assert len(await rig.sql("SELECT FROM outside_event")) == 1
+    assert len(await rig.sql("SELECT FROM interlock.external_event")) == 1
     changed = await http.post("/api/events", json=event(id="evt_1", payload={"amount": 6}))
     assert (changed.status_code, changed.json()["code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
 
@@ -82,7 +82,7 @@ async def test_a_key_of_the_caller_counts_too(rig: Rig, http: httpx2.AsyncClient
     headers = {"Idempotency-Key": "k"}
     first, second = [await http.post("/api/events", json=event(), headers=headers) for _ in range(2)]
     assert first.content == second.content and second.headers["idempotency-replayed"] == "true"
-    assert len(await rig.sql("SELECT FROM outside_event")) == 1
+    assert len(await rig.sql("SELECT FROM interlock.external_event")) == 1
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ async def test_what_cannot_be_stored_is_refused_and_keeps_nothing(rig: Rig, http
     await start(http)
     answer = await http.post("/api/events", json=event(payload="\0"))
     assert answer.status_code == 422
-    assert await rig.sql("SELECT FROM outside_event") == []
-    assert len(await rig.sql("SELECT FROM outside_wait")) == 1
+    assert await rig.sql("SELECT FROM interlock.external_event") == []
+    assert len(await rig.sql("SELECT FROM interlock.event_subscription")) == 1
 
 
 @pytest.mark.parametrize(("role", "status"), [("viewer", 403), ("approver", 403), ("agent", 403), ("operator", 202)])

@@ -136,7 +136,7 @@ async def test_values_that_no_row_could_hold_are_the_callers_mistake(rig: Rig, h
         expected = (422,) if content else (404, 422)
         assert answer.status_code in expected, f"{method} {path} {content[:80]!r}: {answer.text}"
         problem(answer, answer.status_code)
-    [row] = await rig.sql("SELECT count(*) AS n, count(completed_at) AS ended FROM run")
+    [row] = await rig.sql("SELECT count(*) AS n, count(completed_at) AS ended FROM interlock.run")
     assert (row["n"], row["ended"]) == (1, 0)
 
 
@@ -287,13 +287,13 @@ async def test_a_method_that_is_not_for_this_path(http: httpx2.AsyncClient) -> N
 
 
 async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -> None:
-    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    await rig.sql("ALTER TABLE interlock.run RENAME COLUMN workspace_id TO gone")
     found = problem(await http.get("/api/runs"), 500)
     assert (found["code"], "column" in found["detail"]) == ("INTERNAL_ERROR", False)
 
 
 async def test_after_a_surprise_the_connection_is_closed_and_that_is_said(rig: Rig, http: httpx2.AsyncClient) -> None:
-    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    await rig.sql("ALTER TABLE interlock.run RENAME COLUMN workspace_id TO gone")
     assert (await http.get("/api/runs")).headers["connection"] == "close"
 
 

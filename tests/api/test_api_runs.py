@@ -240,7 +240,7 @@ async def test_approving_twice_changes_the_state_once(rig: Rig, http: httpx2.Asy
     assert first == second
     assert await journal(rig, run) == lines
     assert lines.count("ask: waiting_approval -grant-> succeeded") == 1
-    assert len(await rig.sql("SELECT * FROM vote")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.vote")) == 1
 
 
 async def test_approving_many_times_at_once_changes_the_state_once(rig: Rig, http: httpx2.AsyncClient) -> None:
@@ -250,7 +250,7 @@ async def test_approving_many_times_at_once_changes_the_state_once(rig: Rig, htt
     lines = await journal(rig, run)
     assert lines.count("ask: waiting_approval -grant-> succeeded") == 1
     assert lines.count("run: waiting_approval -resume-> running") == 1
-    assert len(await rig.sql("SELECT * FROM ready")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.ready_run")) == 1
 
 
 async def test_approving_a_run_that_waits_for_nobody_is_refused_and_changes_nothing(
@@ -263,7 +263,7 @@ async def test_approving_a_run_that_waits_for_nobody_is_refused_and_changes_noth
     assert (refused["code"], refused["state"]) == ("NOTHING_TO_APPROVE", "pending")
     assert refused["detail"] == "The run is pending: it waits for no approval."
     assert await journal(rig, pending) == before
-    assert len(await rig.sql("SELECT * FROM ready")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.ready_run")) == 1
     await post(http, f"/api/runs/{pending['id']}/cancel")
     running = await start(http, "hold")
     async with rig.worker():
@@ -272,7 +272,7 @@ async def test_approving_a_run_that_waits_for_nobody_is_refused_and_changes_noth
         refused = await post(http, f"/api/runs/{running['id']}/approve", 409)
         assert (refused["code"], refused["state"]) == ("NOTHING_TO_APPROVE", "running")
         assert await journal(rig, running) == before
-        assert await rig.sql("SELECT * FROM inbox") == []
+        assert await rig.sql("SELECT * FROM interlock.run_command") == []
         hold.release.set()
         await http.get(f"/api/runs/{running['id']}", params={"wait": 20})
     for ended in (pending, running):
@@ -469,7 +469,7 @@ START_ECHO = b'{"workflow": "echo", "input": {"x": 1}}'
 
 
 async def count_runs(rig: Rig) -> int:
-    [row] = await rig.sql("SELECT count(*) AS n FROM run")
+    [row] = await rig.sql("SELECT count(*) AS n FROM interlock.run")
     n: int = row["n"]
     return n
 

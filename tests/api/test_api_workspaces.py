@@ -153,7 +153,7 @@ async def test_a_job_of_others_is_not_locked_to_find_out_whose_it_is(
     await rig.apply(GATE)
     job = await made(blue, "/api/jobs", task_description="all", workflow="gate")
     async with rig.database.pool.acquire() as connection, connection.transaction():
-        await connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", UUID(job["id"]))
+        await connection.execute("SELECT FROM interlock.job WHERE id = $1 FOR UPDATE", UUID(job["id"]))
         assert (await red.post(f"/api/jobs/{job['id']}/cancel")).status_code == 404
 
 

@@ -26,7 +26,7 @@ _VALUES = [
     "-1",
     str(2**31),
     str(2**63),
-    "'; DROP TABLE run; --",
+    "'; DROP TABLE interlock.run; --",
     "019e" * 300,
     "nope",
 ]

@@ -64,4 +64,4 @@ async def test_invented_tool_names_make_so_many_versions(rig: Rig) -> None:
         assert _said(refused) == (409, "TOO_MANY_TOOL_CALL_PLANS")
     assert (await call("made.up1", n=2)).is_success, "it was called like this before"
     await rig.apply("name: mine\nsteps: [{id: a, tool: made.up2}]")
-    assert await rig.sql("SELECT FROM workflow WHERE name = 'tool_call.made.up2'") == []
+    assert await rig.sql("SELECT FROM interlock.workflow WHERE name = 'tool_call.made.up2'") == []

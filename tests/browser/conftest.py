@@ -13,7 +13,8 @@ from tests.fixed_time import ahead
 from tests.rig import Rig
 
 from interlock.settings import Settings
-from interlock.store.pool import Database, database_time
+from interlock.store.pool import Database
+from interlock.store.session import server_time
 
 
 class Site:
@@ -75,7 +76,7 @@ async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         database = await Database(url, settings, size=8).open()
         stack.push_async_callback(database.close)
-        rig = await Rig.make(database, settings, database_time)
+        rig = await Rig.make(database, settings, server_time)
         stack.push_async_callback(rig.close)
         rig.mount_console()
         listening = socket.create_server(("127.0.0.1", 0))

@@ -194,7 +194,7 @@ async def test_a_policy_is_published_after_a_backtest(site: Site) -> None:
     assert "shop.refund" in await page.locator("#result").inner_text()
     await page.get_by_role("button", name="Publish").click()
     await page.get_by_role("status").wait_for()
-    [row] = await site.rig.sql("SELECT version, text FROM policy")
+    [row] = await site.rig.sql("SELECT version, text FROM interlock.policy")
     assert row["version"] == 1 and '@id("stop")' in row["text"]
 
 

@@ -35,7 +35,7 @@ async def asker(rig: Rig) -> Principal:
 
 
 async def status_of(rig: Rig, run_id: UUID) -> str:
-    [row] = await rig.sql("SELECT status FROM approval WHERE run_id = $1", run_id)
+    [row] = await rig.sql("SELECT status FROM interlock.approval WHERE run_id = $1", run_id)
     status: str = row["status"]
     return status
 
@@ -61,7 +61,7 @@ async def stop_clock(page: Any) -> None:
 
 
 async def votes(rig: Rig) -> int:
-    [row] = await rig.sql("SELECT count(*) AS votes FROM vote")
+    [row] = await rig.sql("SELECT count(*) AS votes FROM interlock.vote")
     count: int = row["votes"]
     return count
 
@@ -133,7 +133,7 @@ async def test_an_action_that_changes_on_the_screen_takes_a_second_press(site: S
     await ask(site.rig, 1)
     page = await site.visit()
     await stop_clock(page)
-    await site.rig.sql("""UPDATE approval SET digest = repeat('0', 64), summary = 'changed'""")
+    await site.rig.sql("""UPDATE interlock.approval SET digest = repeat('0', 64), summary = 'changed'""")
     await card(page, "changed").wait_for()
     assert "Read it again" in await card(page, "changed").get_by_role("alert").inner_text()
     await page.clock.fast_forward(1100)
@@ -350,7 +350,7 @@ async def test_a_server_that_is_away_costs_no_reason_and_the_page_says_so(site: 
         await banner.wait_for(state="hidden")
         await card(page, "ship-low 1").get_by_role("button", name="Reject").click()
         await page.locator(".card.settled").wait_for()
-        [vote] = await site.rig.sql("SELECT decision, reason FROM vote")
+        [vote] = await site.rig.sql("SELECT decision, reason FROM interlock.vote")
         assert (vote["decision"], vote["reason"]) == ("rejected", "a reason that took a while")
         assert await status_of(site.rig, run_id) == "rejected"
         await page.close()

@@ -86,7 +86,7 @@ async def furnish(site: Site) -> dict[str, UUID]:
     await rig.apply(REFUND.replace("max_attempts: 4", "max_attempts: 5"))
     compiled = compile_policy(POLICY, rig.policies.facts())
     await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.database, rig.admin, POLICY, compiled.digest)
+        lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest)
     )
     agent = parse_agent(SUPPORT.encode(), file="support")
     await rig.database.run_in_transaction(lambda tx: workflows.apply(tx, rig.database, rig.admin, agent))
@@ -186,7 +186,7 @@ async def _talk(site: Site) -> UUID:
 
 # Give an hour plausible times: the test itself took seconds.
 _HOUR = """
-INSERT INTO ended_minute (tenant_id, minute, status, bucket, runs)
+INSERT INTO interlock.run_stats_minute (tenant_id, minute, status, bucket, runs)
 SELECT $1, date_trunc('minute', now()) - n * interval '1 minute', ended.status, ended.bucket,
        greatest(1, (ended.runs * (1 + 0.6 * sin(n / 9.0)) + n % 3)::int)
   FROM generate_series(2, 59) AS n

@@ -251,7 +251,7 @@ async def start_runs(rig: Rig, workflow: str, number: int, input: Any = None, wh
     new = await runs.prepare(rig.plans, who, workflow, input=input)
     for begin in range(0, number, 5000):
         batch = [_another(new) for _ in range(min(5000, number - begin))]
-        await runs.start_many(rig.database, rig.database, who, batch)
+        await runs.start_many(rig.database, who, batch)
 
 
 def _another(new: runs.NewRun) -> runs.NewRun:
@@ -272,13 +272,13 @@ async def ask(rig: Rig, statement: str, *args: Any) -> list[Any]:
 
 async def until_all_ended(rig: Rig, number: int, seconds: float) -> None:
     async def ended() -> bool:
-        rows = await ask(rig, "SELECT count(*) AS n FROM run WHERE completed_at IS NOT NULL")
+        rows = await ask(rig, "SELECT count(*) AS n FROM interlock.run WHERE completed_at IS NOT NULL")
         return bool(rows[0]["n"] >= number)
 
     try:
         await until(ended, f"{number} runs ended", seconds, pause=0.1)
     except AssertionError as error:
-        left = await ask(rig, "SELECT status, lease_worker IS NOT NULL AS held, count(*) FROM run GROUP BY 1, 2")
+        left = await ask(rig, "SELECT status, lease_worker IS NOT NULL AS held, count(*) FROM interlock.run GROUP BY 1, 2")
         raise AssertionError(f"{error}; now {[tuple(row) for row in left]}") from None
 
 
@@ -292,7 +292,7 @@ async def workers_of(rig: Rig, process: Process, number: int, seconds: float = 2
 
     async def found() -> list[WorkerIdentity]:
         assert process.is_alive, f"{process} ended; it said {process.said()[-3000:]}"
-        rows = await ask(rig, "SELECT id, name, status FROM worker WHERE pid = $1 ORDER BY id", process.pid)
+        rows = await ask(rig, "SELECT id, name, status FROM interlock.worker WHERE pid = $1 ORDER BY id", process.pid)
         if len(rows) < number or rows[-1]["status"] != "running":
             return []
         return [WorkerIdentity(row["id"], row["name"]) for row in rows]
@@ -301,11 +301,11 @@ async def workers_of(rig: Rig, process: Process, number: int, seconds: float = 2
 
 
 async def journal(rig: Rig) -> list[Any]:
-    return await ask(rig, "SELECT * FROM entry ORDER BY run_id, seq")
+    return await ask(rig, "SELECT * FROM interlock.journal_entry ORDER BY run_id, seq")
 
 
 async def orphans(rig: Rig) -> int:
-    rows = await ask(rig, "SELECT count(*) AS n FROM entry WHERE type = 'orphan_detected'")
+    rows = await ask(rig, "SELECT count(*) AS n FROM interlock.journal_entry WHERE type = 'orphan_detected'")
     number: int = rows[0]["n"]
     return number
 

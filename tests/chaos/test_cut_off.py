@@ -125,13 +125,13 @@ async def test_a_worker_without_the_database_does_nothing_twice_and_keeps_the_ca
         assert (victim.pid in died) == (tool == "chaos.pay_in_thread"), victim.said()
         if died:
             assert await victim.ended() == 75 and "tools_outlive_lease" in victim.said()
-        states = await rig.sql("SELECT status, count(*) FROM run GROUP BY 1")
+        states = await rig.sql("SELECT status, count(*) FROM interlock.run GROUP BY 1")
         assert [tuple(row) for row in states] == [("succeeded", 3)]
         assert sum(line.what == "asked" for line in done) == 3
 
 
 async def _order(rig: Rig, worker: WorkerIdentity, event: WorkerEvent) -> None:
-    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "test", worker.id, event))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, "test", worker.id, event))
 
 
 @pytest.mark.chaos
@@ -145,10 +145,10 @@ async def test_twenty_writes_beside_a_blocking_tool_are_done_once_and_ask_nobody
     await start_runs(rig, "hog", 1)
     await until_all_ended(rig, 21, seconds=90)
     assert_each_effect_once(yard.executions(), runs=20)
-    states = await rig.sql("SELECT status, count(*) FROM run GROUP BY 1")
+    states = await rig.sql("SELECT status, count(*) FROM interlock.run GROUP BY 1")
     assert [tuple(row) for row in states] == [("succeeded", 21)]
-    assert await rig.sql("SELECT 1 FROM approval") == []
-    assert len(await rig.sql("SELECT 1 FROM worker")) == 1, supervisor.said()
+    assert await rig.sql("SELECT 1 FROM interlock.approval") == []
+    assert len(await rig.sql("SELECT 1 FROM interlock.worker")) == 1, supervisor.said()
     assert "step_blocks_event_loop" in supervisor.said()
 
 
@@ -164,9 +164,9 @@ async def test_twenty_writes_beside_a_tool_that_holds_the_interpreter_keep_their
     await start_runs(rig, "hog", 1)
     await until_all_ended(rig, 21, seconds=90)
     assert_each_effect_once(yard.executions(), runs=20)
-    states = await rig.sql("SELECT status, count(*) FROM run GROUP BY 1")
+    states = await rig.sql("SELECT status, count(*) FROM interlock.run GROUP BY 1")
     assert [tuple(row) for row in states] == [("succeeded", 21)]
-    assert len(await rig.sql("SELECT 1 FROM worker")) == 1, supervisor.said()
+    assert len(await rig.sql("SELECT 1 FROM interlock.worker")) == 1, supervisor.said()
     assert "worker_silent" in supervisor.said() and "in hold_interpreter" in supervisor.said(), "its stack is shown"
     [named] = [line for line in supervisor.said().splitlines() if "step_holds_interpreter" in line]
     assert "chaos.hold_interpreter" in named

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from interlock.client import ApiError, AsyncClient, Unreachable
-from interlock.engine.queueing.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_queues
 from interlock.settings import Settings
 from interlock.store.migrate import migrate
 from interlock.store.pool import Database
@@ -128,7 +128,7 @@ async def _journal_of(client: AsyncClient, run_id: str) -> list[dict[str, Any]]:
 
 
 async def _assert_nothing_was_lost(rig: Rig, yard: Yard, load: Load) -> None:
-    runs = await ask(rig, "SELECT id, input->>'key' AS key, status FROM run WHERE workflow = 'three'")
+    runs = await ask(rig, "SELECT id, input->>'key' AS key, status FROM interlock.run WHERE workflow = 'three'")
     assert {row["key"]: str(row["id"]) for row in runs} == load.acknowledged
     assert len(runs) == len(load.acknowledged), "a key gave more than one run"
     assert {row["status"] for row in runs} == {"succeeded"}
@@ -137,8 +137,8 @@ async def _assert_nothing_was_lost(rig: Rig, yard: Yard, load: Load) -> None:
     assert_sound([e for e in entries if str(e["run_id"]) in three], steps_of(3), len(runs))
     assert_sound([e for e in entries if str(e["run_id"]) not in three], steps_of(30), 1)
     assert_done_again_only_after_a_loss(yard.executions(), entries)
-    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM lane WHERE in_flight <> 0")] == []
-    assert await recount_lanes(rig.database) == 0
+    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")] == []
+    assert await recount_queues(rig.database) == 0
 
 
 async def test_two_restarts_under_load_lose_nothing(own: Rig, outages: Outages, base: Path) -> None:
@@ -205,7 +205,7 @@ async def test_restart_after_restart_loses_nothing(own: Rig, outages: Outages, b
 @pytest.mark.chaos
 async def test_a_table_that_is_locked_for_long_ends_no_worker(rig: Rig, yard: Yard) -> None:
     """A psql session or a migration locks a table: the server is reachable but its statements fail for a while."""
-    tables = ("lane", "worker", "ready", "run", "entry", "inbox", "workflow")
+    tables = ("queue", "worker", "ready_run", "run", "journal_entry", "run_command", "workflow")
     await rig.apply(workflow("three", 3))
     worker = yard.worker(lock_timeout_seconds=0.1, database_patience_seconds=0.3, lease_seconds=30)
     me = await worker_of(rig, worker)

@@ -48,7 +48,7 @@ async def compare_latencies(rig: Rig, yard: Yard, backlog: int) -> float:
         worker.go_on()
         await until(lambda: _is_busy(rig), "the backlog is being worked on", pause=0.005)
         loaded = await latencies(client, 30)
-        left = (await rig.sql("SELECT count(*) AS n FROM ready WHERE tenant_id = $1", rig.admin.tenant_id))[0]["n"]
+        left = (await rig.sql("SELECT count(*) AS n FROM interlock.ready_run WHERE tenant_id = $1", rig.admin.tenant_id))[0]["n"]
     assert left > 0, "the backlog was gone before the measurement was over"
     ratio = statistics.median(loaded) / statistics.median(idle)
     print(f"{backlog} ready: {_shown(idle)} ms idle, {_shown(loaded)} ms loaded, {ratio:.1f} times; {left} left")
@@ -60,7 +60,7 @@ def _shown(values: list[float]) -> str:
 
 
 async def _is_busy(rig: Rig) -> bool:
-    rows = await rig.sql("SELECT in_flight FROM lane WHERE tenant_id = $1", rig.admin.tenant_id)
+    rows = await rig.sql("SELECT in_flight FROM interlock.queue WHERE tenant_id = $1", rig.admin.tenant_id)
     return bool(rows[0]["in_flight"] > 0)
 
 
@@ -88,7 +88,7 @@ async def never_more_than(rig: Rig, yard: Yard, cap: int, runs: int) -> None:
     await start_runs(rig, "two", runs, {"ms": 5}, free)
     sampled = await _sample(rig, capped, 2 * runs)
 
-    ours = {str(row["id"]) for row in await ask(rig, "SELECT id FROM run WHERE tenant_id = $1", capped.tenant_id)}
+    ours = {str(row["id"]) for row in await ask(rig, "SELECT id FROM interlock.run WHERE tenant_id = $1", capped.tenant_id)}
     executions = yard.executions()
     in_tools = most_at_once(line for line in executions if line.run_id in ours)
     free_in_tools = most_at_once(line for line in executions if line.run_id not in ours)
@@ -102,15 +102,15 @@ async def never_more_than(rig: Rig, yard: Yard, cap: int, runs: int) -> None:
 
 async def _sample(rig: Rig, who: Principal, runs: int) -> list[int]:
     async def all_ended() -> bool:
-        return not await rig.sql("SELECT FROM run WHERE completed_at IS NULL LIMIT 1")
+        return not await rig.sql("SELECT FROM interlock.run WHERE completed_at IS NULL LIMIT 1")
 
     sampled = []
     deadline = time.monotonic() + 60
     while not await all_ended():
         assert time.monotonic() < deadline, f"{runs} runs did not end"
         rows = await rig.sql(
-            "SELECT count(*) AS leases, max(in_flight) AS in_flight FROM lane"
-            " JOIN run ON run.tenant_id = lane.tenant_id AND lease_worker IS NOT NULL WHERE lane.tenant_id = $1",
+            "SELECT count(*) AS leases, max(in_flight) AS in_flight FROM interlock.queue"
+            " JOIN interlock.run ON run.tenant_id = queue.tenant_id AND lease_worker IS NOT NULL WHERE queue.tenant_id = $1",
             who.tenant_id,
         )
         sampled.append(rows[0]["leases"])
@@ -141,7 +141,7 @@ async def share(rig: Rig, yard: Yard, concurrency: int, runs: int, workers: int 
     counted = runs  # the heavy lane had at least a quarter of its runs left then
     rows = await ask(
         rig,
-        "SELECT tenant_id, count(*) AS n FROM (SELECT tenant_id FROM run ORDER BY completed_at LIMIT $1) AS first"
+        "SELECT tenant_id, count(*) AS n FROM (SELECT tenant_id FROM interlock.run ORDER BY completed_at LIMIT $1) AS first"
         " GROUP BY tenant_id",
         counted,
     )

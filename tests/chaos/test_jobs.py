@@ -22,19 +22,19 @@ POOL = 10
 async def submit(rig: Rig, runs: int = 1, ms: int = 100, **more: Any) -> Any:
     asked = jobs.JobRequest(uuid7(), "chaos", "work", [{"ms": ms}] * runs, **more)
     new = await jobs.prepare(rig.plans, rig.admin, asked)
-    await rig.database.run_in_transaction(lambda tx: jobs.submit(tx, rig.database, rig.admin, new))
+    await rig.database.run_in_transaction(lambda tx: jobs.submit(tx, rig.admin, new))
     return new.id
 
 
 async def pids(rig: Rig) -> list[int]:
-    return [row["pid"] for row in await ask(rig, "SELECT pid FROM worker WHERE stopped_at IS NULL AND pid IS NOT NULL")]
+    return [row["pid"] for row in await ask(rig, "SELECT pid FROM interlock.worker WHERE stopped_at IS NULL AND pid IS NOT NULL")]
 
 
 async def nothing_leaks(rig: Rig) -> None:
     async def clean() -> bool:
-        left = await ask(rig, "SELECT 1 FROM worker WHERE job_id IS NOT NULL")
-        lanes = await ask(rig, "SELECT 1 FROM lane WHERE side_id IS NOT NULL OR in_flight <> 0")
-        return not left and not lanes and not await ask(rig, "SELECT 1 FROM ready")
+        left = await ask(rig, "SELECT 1 FROM interlock.worker WHERE job_id IS NOT NULL")
+        lanes = await ask(rig, "SELECT 1 FROM interlock.queue WHERE queue_id IS NOT NULL OR in_flight <> 0")
+        return not left and not lanes and not await ask(rig, "SELECT 1 FROM interlock.ready_run")
 
     await until(clean, "no reservation, lane or count is left", 30, pause=0.2)
 
@@ -51,17 +51,17 @@ async def test_twenty_jobs_for_ten_workers_that_are_killed_at_random(yard: Yard,
     while time.monotonic() < deadline:
         if found := await pids(rig):
             os.kill(chance.choice(found), signal.SIGKILL)
-        rows = await ask(rig, "SELECT count(*) AS n FROM worker WHERE job_id IS NOT NULL")
+        rows = await ask(rig, "SELECT count(*) AS n FROM interlock.worker WHERE job_id IS NOT NULL")
         assert rows[0]["n"] <= POOL
         await asyncio.sleep(chance.uniform(2, 6))
 
     async def all_ended() -> bool:
-        return not await ask(rig, "SELECT 1 FROM job WHERE completed_at IS NULL")
+        return not await ask(rig, "SELECT 1 FROM interlock.job WHERE completed_at IS NULL")
 
     await until(all_ended, "every job ended", 300, pause=0.5)
-    rows = await ask(rig, "SELECT status, reason FROM job WHERE id = ANY($1)", ids)
+    rows = await ask(rig, "SELECT status, reason FROM interlock.job WHERE id = ANY($1)", ids)
     assert {row["status"] for row in rows} == {"completed"}, [tuple(row) for row in rows]
-    lines = await ask(rig, "SELECT * FROM history ORDER BY subject_id, seq")
+    lines = await ask(rig, "SELECT * FROM interlock.resource_event ORDER BY subject_id, seq")
     assert most_reserved_at_once(reservations(lines)) <= POOL
     await nothing_leaks(rig)
     supervisor.ask_to_end()
@@ -80,19 +80,19 @@ async def test_a_tree_of_depth_five_is_canceled_at_its_root(yard: Yard, rig: Rig
         level = [await submit(rig, ms=600_000, parent_job_id=parent) for parent in level for _ in range(3)]
 
     async def work_began() -> bool:
-        return bool(await ask(rig, "SELECT 1 FROM run WHERE lease_worker IS NOT NULL"))
+        return bool(await ask(rig, "SELECT 1 FROM interlock.run WHERE lease_worker IS NOT NULL"))
 
     await until(work_began, "its runs are under way", 30)
     began = time.monotonic()
-    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, root, reason="enough"))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, root, reason="enough"))
 
     async def all_canceled() -> bool:
-        left = await ask(rig, "SELECT 1 FROM job WHERE status <> 'canceled'")
-        return not left and not await ask(rig, "SELECT 1 FROM run WHERE status <> 'canceled'")
+        left = await ask(rig, "SELECT 1 FROM interlock.job WHERE status <> 'canceled'")
+        return not left and not await ask(rig, "SELECT 1 FROM interlock.run WHERE status <> 'canceled'")
 
     await until(all_canceled, "everything is canceled", 5)
     assert time.monotonic() - began < 5
-    assert len(await ask(rig, "SELECT 1 FROM job")) == 364
+    assert len(await ask(rig, "SELECT 1 FROM interlock.job")) == 364
     await nothing_leaks(rig)
     supervisor.ask_to_end()
     assert await supervisor.ended(60) == 0

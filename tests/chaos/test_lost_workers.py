@@ -5,16 +5,19 @@ import os
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import pytest
 
 from interlock.engine.queueing.leases import WorkerIdentity, claim, move_worker, reclaim_lost, register
-from interlock.engine.queueing.sweeps import recount_lanes
-from interlock.engine.writing.journal_writer import AppendResult, Lease, Write, append, was_written
+from interlock.engine.queueing.sweeps import recount_queues
+from interlock.engine.writing.change import RunChange
+from interlock.engine.writing.commit import CommitResult, commit, result_of_earlier
 from interlock.journal import Entry
-from interlock.lifecycle import RunState, WorkerEvent
+from interlock.lifecycle import WorkerEvent
+from interlock.store.pool import Tx
+from interlock.store.records import ClaimedRun
 from interlock.tools import Context
 from interlock.worker.run_driver import Driver
 from tests.chaos.oracles import assert_done_again_only_after_a_loss, assert_sound, interrupted
@@ -32,7 +35,7 @@ from tests.chaos.processes import (
     workers_of,
     workflow,
 )
-from tests.rig import Rig
+from tests.rig import Rig, written_row
 
 
 async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int, *, late: bool = False) -> None:
@@ -43,9 +46,9 @@ async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int, *
 
 
 async def assert_lanes_are_free(rig: Rig) -> None:
-    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM lane WHERE in_flight <> 0")] == []
-    assert await ask(rig, "SELECT run_id FROM ready") == []
-    assert await recount_lanes(rig.database) == 0
+    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")] == []
+    assert await ask(rig, "SELECT run_id FROM interlock.ready_run") == []
+    assert await recount_queues(rig.database) == 0
 
 
 # ---------------------------------------------------------------- killed
@@ -71,7 +74,7 @@ async def kill_while_working(rig: Rig, yard: Yard, kills: list[int], runs: int, 
 
 async def _until_it_holds_something(rig: Rig, me: WorkerIdentity) -> None:
     async def holds() -> list[Any]:
-        return await rig.sql("SELECT id FROM run WHERE lease_worker = $1 LIMIT 1", me.id)
+        return await rig.sql("SELECT id FROM interlock.run WHERE lease_worker = $1 LIMIT 1", me.id)
 
     await until(holds, f"{me.name} holds a run", pause=0.005)
 
@@ -83,7 +86,7 @@ async def test_every_run_succeeds_though_workers_are_killed_in_the_middle_of_ste
     assert interrupted(yard.executions()), "no kill fell into a step; the test showed nothing"
     await assert_nothing_was_lost(rig, yard, runs=200, steps=5)
     assert await orphans(rig) > 0
-    states = await ask(rig, "SELECT status FROM worker WHERE id = ANY($1)", [me.id for me in killed])
+    states = await ask(rig, "SELECT status FROM interlock.worker WHERE id = ANY($1)", [me.id for me in killed])
     assert {row["status"] for row in states} == {"terminated"}
 
 
@@ -104,7 +107,7 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     dead = await worker_of(rig, victim)
     await start_runs(rig, "slow", 3, {"ms": 600})
     await yard.until_begun(3)
-    leases = await rig.sql("SELECT * FROM run WHERE lease_worker = $1", dead.id)
+    leases = await rig.sql("SELECT * FROM interlock.run WHERE lease_worker = $1", dead.id)
     assert len(leases) == 3
     victim.kill()
 
@@ -114,8 +117,8 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     for row in leases:
         seq = next(e["seq"] for e in reversed(before) if e["run_id"] == row["id"])
         for writer in (dead, heir):  # the token decides, not only the worker id
-            assert not (await _append_by_hand(rig, writer, row, row["lease_token"], seq + 1)).kept
-        assert not (await _append_by_hand(rig, dead, row, row["lease_token"] + 1, seq + 1)).kept
+            assert not (await _commit_by_hand(rig, writer, row, row["lease_token"], seq + 1)).kept
+        assert not (await _commit_by_hand(rig, dead, row, row["lease_token"] + 1, seq + 1)).kept
     after = await journal(rig)
     assert [e for e in after if e["data"] and "by hand" in str(e["data"])] == []
 
@@ -123,33 +126,26 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     await assert_nothing_was_lost(rig, yard, runs=3, steps=2)
 
 
-async def test_an_append_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
+async def test_an_commit_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
     """The rejections above have no other cause."""
     await rig.apply(workflow("slow", 2))
     holder = await worker_of(rig, yard.worker(concurrency=5))
     await start_runs(rig, "slow", 1, {"ms": 5000})
     await yard.until_begun(1)
-    row = (await rig.sql("SELECT * FROM run"))[0]
-    answer = await _append_by_hand(rig, holder, row, row["lease_token"], row["seq"] + 20)
+    row = (await rig.sql("SELECT * FROM interlock.run"))[0]
+    answer = await _commit_by_hand(rig, holder, row, row["lease_token"], row["seq"] + 20)
     assert answer.kept
 
 
 async def _held_by(rig: Rig, me: WorkerIdentity, number: int) -> bool:
-    return len(await rig.sql("SELECT id FROM run WHERE lease_worker = $1", me.id)) == number
+    return len(await rig.sql("SELECT id FROM interlock.run WHERE lease_worker = $1", me.id)) == number
 
 
-async def _append_by_hand(rig: Rig, me: WorkerIdentity, run: Any, token: int, seq: int) -> AppendResult:
+async def _commit_by_hand(rig: Rig, me: WorkerIdentity, run: ClaimedRun, token: int, seq: int) -> CommitResult:
     states = ("running", "succeed", "succeeded")
     entry = Entry(seq, "step_transition", me.actor, "s1", *states, attempt=1, data={"why": "by hand"})
-    connection: Any = await asyncpg.connect(rig.database.url)
-    try:
-        return (await append(rig.database, connection, me, [Write(_lease(run, token), [entry])]))[0]
-    finally:
-        await connection.close()
-
-
-def _lease(run: Any, token: int) -> Lease:
-    return Lease(run["id"], run["tenant_id"], token, RunState.RUNNING, run["workflow"], run["requested_by"])
+    async with rig.database.transaction() as tx:
+        return (await commit(tx, [RunChange(written_row(run, token), [entry])], me.id))[0]
 
 
 async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: Rig) -> None:
@@ -159,7 +155,7 @@ async def test_a_worker_that_missed_an_answer_and_its_lease_does_not_go_on(rig: 
     await rig.apply(workflow("slow", 2))
     await start_runs(rig, "slow", 2, {"ms": 1})
     me, (kept, lost) = await _claim_by_hand(rig)
-    await _append_by_hand(rig, me, kept, kept["lease_token"], 3)
+    await _commit_by_hand(rig, me, kept, kept.lease_token, 3)
     assert await _was_written(rig, me, [kept]) == [True]
     assert await _was_written(rig, me, [lost]) is None
 
@@ -181,34 +177,34 @@ async def test_a_worker_that_stood_still_between_claim_and_load_begins_nothing(r
     late, (first,) = await _claim_by_hand(rig)
     await _lose(rig, late)
     holder, (second,) = await _claim_by_hand(rig)
-    assert (first["lease_token"], second["lease_token"]) == (1, 2)
-    await _append_by_hand(rig, holder, second, 2, 4)
+    assert (first.lease_token, second.lease_token) == (1, 2)
+    await _commit_by_hand(rig, holder, second, 2, 4)
     async with rig.worker() as worker:
         await until(lambda: hasattr(worker, "flusher"), "the worker is there")
         for row, number in ((first, 0), (second, 1)):
-            driver = Driver(worker, {**row, "fresh": False})
+            driver = Driver(worker, replace(row, is_new=False))
             driver.task = asyncio.create_task(driver.drive())
             await driver.task
             assert len(begun) == number
 
 
-async def _claim_by_hand(rig: Rig) -> tuple[WorkerIdentity, list[Any]]:
+async def _claim_by_hand(rig: Rig) -> tuple[WorkerIdentity, list[ClaimedRun]]:
     me = await register(rig.database, capacity=2, lease_seconds=LEASE_SECONDS)
     await move_worker(rig.database, me.id, WorkerEvent.START)
     async with rig.database.transaction() as tx:
-        return me, (await claim(tx, None, me, 2)).runs
+        return me, await claim(tx, me, 2) or []
 
 
 async def _lose(rig: Rig, me: WorkerIdentity) -> None:
-    await rig.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour' WHERE id = $1", me.id)
+    await rig.sql("UPDATE interlock.worker SET heartbeat_at = now() - interval '1 hour' WHERE id = $1", me.id)
     assert await reclaim_lost(rig.database) > 0
 
 
-async def _was_written(rig: Rig, me: WorkerIdentity, runs: list[Any]) -> list[bool] | None:
-    writes = [Write(_lease(run, run["lease_token"]), [Entry(3, "step_transition", me.actor, "s1")]) for run in runs]
-    async with rig.database.pool.acquire() as connection:
-        answers = await was_written(rig.database, connection, me, writes)
-    return answers and [answer.kept for answer in answers]
+async def _was_written(rig: Rig, me: WorkerIdentity, runs: list[ClaimedRun]) -> list[bool] | None:
+    changes = [RunChange(written_row(run), [Entry(3, "step_transition", me.actor, "s1")]) for run in runs]
+    async with rig.database.connection() as connection:
+        results = await result_of_earlier(Tx(connection), changes, me.id)
+    return results and [result.kept for result in results]
 
 
 # ---------------------------------------------------------------- stopped and continued
@@ -279,8 +275,8 @@ async def test_a_drained_worker_leaves_nothing_to_reclaim(rig: Rig, yard: Yard) 
     leaving.ask_to_end()
 
     assert await leaving.ended() == 0
-    assert await rig.sql("SELECT id FROM run WHERE lease_worker = $1", me.id) == []
-    assert [row["status"] for row in await rig.sql("SELECT status FROM worker WHERE id = $1", me.id)] == ["completed"]
+    assert await rig.sql("SELECT id FROM interlock.run WHERE lease_worker = $1", me.id) == []
+    assert [row["status"] for row in await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id)] == ["completed"]
     await until_all_ended(rig, 200, seconds=20)
     assert await orphans(rig) == 0
     assert not interrupted(yard.executions())
@@ -318,7 +314,7 @@ async def test_a_worker_that_was_declared_lost_can_still_be_asked_to_end(rig: Ri
 
 async def _is_lost(rig: Rig, me: WorkerIdentity) -> bool:
     await reclaim_lost(rig.database)
-    return (await rig.sql("SELECT status FROM worker WHERE id = $1", me.id))[0]["status"] == "terminated"
+    return (await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id))[0]["status"] == "terminated"
 
 
 # ---------------------------------------------------------------- poisoned
@@ -333,12 +329,12 @@ async def poison(rig: Rig, yard: Yard, workers: int, bystanders: int, reclaims: 
     yard.server(workers=workers, max_reclaims=reclaims, lease_seconds=1)
     await until_all_ended(rig, bystanders + 1, seconds)
 
-    ended = await ask(rig, "SELECT workflow, status, reason, count(*) FROM run GROUP BY 1, 2, 3 ORDER BY 1")
+    ended = await ask(rig, "SELECT workflow, status, reason, count(*) FROM interlock.run GROUP BY 1, 2, 3 ORDER BY 1")
     assert [tuple(row) for row in ended] == [
         ("five", "succeeded", "completed", bystanders),
         ("poison", "failed", "orphaned", 1),
     ]
-    poisoned = str((await rig.sql("SELECT id FROM run WHERE workflow = 'poison'"))[0]["id"])
+    poisoned = str((await rig.sql("SELECT id FROM interlock.run WHERE workflow = 'poison'"))[0]["id"])
     assert [line.attempt for line in yard.executions() if line.run_id == poisoned] == list(range(1, reclaims + 2))
     others = [entry for entry in await journal(rig) if str(entry["run_id"]) != poisoned]
     assert_sound(others, steps_of(5), bystanders)
@@ -369,9 +365,9 @@ async def test_a_poisoned_run_takes_others_down_twice_at_most(rig: Rig, yard: Ya
     yard.server(workers=1, concurrency=capacity, max_reclaims=reclaims, lease_seconds=1)
     await until_all_ended(rig, 81, seconds=60)
 
-    ended = await ask(rig, "SELECT workflow, status, count(*) FROM run GROUP BY 1, 2 ORDER BY 1")
+    ended = await ask(rig, "SELECT workflow, status, count(*) FROM interlock.run GROUP BY 1, 2 ORDER BY 1")
     assert [tuple(row) for row in ended] == [("once", "succeeded", 80), ("poison", "failed", 1)]
-    poisoned = str((await rig.sql("SELECT id FROM run WHERE workflow = 'poison'"))[0]["id"])
+    poisoned = str((await rig.sql("SELECT id FROM interlock.run WHERE workflow = 'poison'"))[0]["id"])
     lines = yard.executions()
     effects = Counter(line.run_id for line in lines if line.what == "effect")
     assert len(effects) == 80 and set(effects.values()) == {1}

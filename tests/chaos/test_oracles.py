@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from interlock.engine.queueing.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_queues
 from tests.chaos.oracles import (
     Execution,
     assert_done_again_only_after_a_loss,
@@ -107,6 +107,6 @@ def test_a_ratio_that_is_off_is_found() -> None:
 
 
 async def test_a_lane_that_drifted_is_found(rig: Rig) -> None:
-    assert await recount_lanes(rig.database) == 0
-    await rig.sql("UPDATE lane SET in_flight = 1")
-    assert await recount_lanes(rig.database) == 1
+    assert await recount_queues(rig.database) == 0
+    await rig.sql("UPDATE interlock.queue SET in_flight = 1")
+    assert await recount_queues(rig.database) == 1

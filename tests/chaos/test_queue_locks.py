@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from interlock.client import ApiError, AsyncClient
-from interlock.engine.queueing.sweeps import recount_lanes
+from interlock.engine.queueing.sweeps import recount_queues
 from interlock.wire import Role
 from tests.chaos.oracles import most_at_once
 from tests.chaos.processes import Process, Yard, start_runs, until, until_all_ended, worker_of
@@ -67,21 +67,21 @@ async def test_eight_clients_that_start_and_cancel_capped_runs_meet_in_no_deadlo
     print(f"{started} runs started, {canceled} canceled, at most {most} at work")
     assert started >= 50 and canceled >= 20, "there was hardly any load; the test showed nothing"
     assert most == 3
-    ended = await rig.sql("SELECT status, count(*) AS n FROM run GROUP BY 1")
+    ended = await rig.sql("SELECT status, count(*) AS n FROM interlock.run GROUP BY 1")
     assert {row["status"] for row in ended} == {"succeeded", "canceled"}
     assert await deadlocks(rig) == before
     said = "".join(process.said() for process in yard.processes)
     assert "deadlock" not in said
-    assert await rig.sql("SELECT run_id FROM held_back") == [] and await recount_lanes(rig.database) == 0
+    assert await rig.sql("SELECT run_id FROM interlock.blocked_run") == [] and await recount_queues(rig.database) == 0
 
 
 async def test_a_deadlock_is_counted(rig: Rig) -> None:
     """The oracle above can fail."""
     await rig.tenant("other")
     before = await deadlocks(rig)
-    first, second = [row["id"] for row in await rig.sql("SELECT id FROM lane ORDER BY id LIMIT 2")]
+    first, second = [row["id"] for row in await rig.sql("SELECT id FROM interlock.queue ORDER BY id LIMIT 2")]
     one, two = [await asyncpg.connect(rig.database.url) for _ in range(2)]
-    lock = "SELECT FROM lane WHERE id = $1 FOR UPDATE"
+    lock = "SELECT FROM interlock.queue WHERE id = $1 FOR UPDATE"
 
     async def both(connection: Any, mine: Any, other: Any, ready: asyncio.Barrier) -> None:
         async with connection.transaction():
@@ -114,7 +114,7 @@ from interlock.store.pool import Database
 async def main():
     database = await Database(sys.argv[1], Settings(lease_seconds=float(sys.argv[2]))).open()
     async with database.transaction() as tx:
-        await tx.connection.execute("SELECT FROM lane FOR UPDATE")
+        await tx.connection.execute("SELECT FROM interlock.queue FOR UPDATE")
         print("holds", flush=True)
         time.sleep(3600)
 
@@ -144,7 +144,7 @@ async def test_a_process_that_freezes_in_a_transaction_stops_its_tenant_for_half
     print(f"10 runs ended {took:.1f} s after the process froze")
     assert took > 1, "the frozen process held nobody up; the test showed nothing"
     assert took < LEASE_SECONDS, "half a lease, and the time that ten runs take"
-    assert [row["id"] for row in await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL")] == [worker.id]
+    assert [row["id"] for row in await rig.sql("SELECT id FROM interlock.worker WHERE stopped_at IS NULL")] == [worker.id]
     assert most_at_once(yard.executions()) == 3
     await start_runs(rig, "capped", 1)
     await until_all_ended(rig, 11, seconds=10)

@@ -46,7 +46,7 @@ def effects(executions: list[Execution]) -> Counter[tuple[str, str]]:
 
 async def until_proven(rig: Rig, runs: int) -> None:
     async def proven() -> bool:
-        [row] = await ask(rig, "SELECT count(*) AS n FROM evidence")
+        [row] = await ask(rig, "SELECT count(*) AS n FROM interlock.evidence")
         return bool(row["n"] >= runs)
 
     await until(proven, f"{runs} runs have their evidence", 60)
@@ -54,14 +54,14 @@ async def until_proven(rig: Rig, runs: int) -> None:
 
 async def until_sealed(rig: Rig) -> None:
     async def sealed() -> bool:
-        return (await ask(rig, "SELECT max(number) AS n FROM checkpoint"))[0]["n"] is not None
+        return (await ask(rig, "SELECT max(number) AS n FROM interlock.checkpoint"))[0]["n"] is not None
 
     await until(sealed, "there is a checkpoint")
 
 
 async def until_remembered(rig: Rig, yard: Yard) -> None:
     """Wait: the processes write the newest checkpoint to a file every few seconds."""
-    [row] = await ask(rig, "SELECT max(number) AS n FROM checkpoint")
+    [row] = await ask(rig, "SELECT max(number) AS n FROM interlock.checkpoint")
     file = yard.data_dir / "database.seen"
     await until(lambda: file.exists() and orjson.loads(file.read_bytes())["number"] >= row["n"], "it is remembered")
 
@@ -119,12 +119,12 @@ async def _forgotten(rig: Rig, yard: Yard, before: Counter[tuple[str, str]]) -> 
     """`interlock db restored` did not run: the runs wait in the queue, and no step starts."""
     server = yard.server(workers=1)
     address = await yard.address()
-    [row] = await ask(rig, "SELECT count(*) AS n FROM run WHERE completed_at IS NULL")
+    [row] = await ask(rig, "SELECT count(*) AS n FROM interlock.run WHERE completed_at IS NULL")
     assert row["n"] > 0, "the dump came too late; the test showed nothing"
 
     async def all_wait() -> bool:
-        waiting = "SELECT count(*) AS n FROM run WHERE completed_at IS NULL AND lease_worker IS NULL"
-        alive = "SELECT id FROM worker WHERE status = 'running' AND heartbeat_at > now() - interval '1 second'"
+        waiting = "SELECT count(*) AS n FROM interlock.run WHERE completed_at IS NULL AND lease_worker IS NULL"
+        alive = "SELECT id FROM interlock.worker WHERE status = 'running' AND heartbeat_at > now() - interval '1 second'"
         return (await ask(rig, waiting))[0]["n"] == row["n"] and bool(await ask(rig, alive))
 
     await until(all_wait, "the worker is there, and every run waits", 30)
@@ -151,7 +151,7 @@ async def _remembered(rig: Rig, yard: Yard, key: str, base: Path) -> None:
         async def all_ended() -> bool:
             nonlocal answered
             answered += await answer_truly(client, yard)
-            [row] = await ask(rig, "SELECT count(*) AS n FROM run WHERE completed_at IS NULL")
+            [row] = await ask(rig, "SELECT count(*) AS n FROM interlock.run WHERE completed_at IS NULL")
             return bool(row["n"] == 0)
 
         await until(all_ended, "every run has ended", 60, pause=0.1)
@@ -164,5 +164,5 @@ async def _remembered(rig: Rig, yard: Yard, key: str, base: Path) -> None:
     assert answered > 0
     assert len(done_now) == RUNS * len(steps_of(STEPS)) and set(done_now.values()) == {1}, "a write was done twice"
     assert "evidence_not_stored" not in server.said()
-    states: list[Any] = await ask(rig, "SELECT status, count(*) FROM run GROUP BY 1")
+    states: list[Any] = await ask(rig, "SELECT status, count(*) FROM interlock.run GROUP BY 1")
     assert [tuple(row) for row in states] == [("succeeded", RUNS)]

@@ -36,9 +36,9 @@ async def test_without_entries_the_page_says_what_will_be_here(admin: Browser) -
 async def test_entries_are_listed_newest_first_with_the_state_of_the_chain(rig: Rig, viewer: Browser) -> None:
     one, two = await runs_of(rig, 2)
     page = await viewer.get("/audit")
-    [last] = await rig.sql("SELECT max(position) AS position FROM seal")
+    [last] = await rig.sql("SELECT max(position) AS position FROM interlock.audit_link")
     assert positions(page) == list(range(last["position"], 0, -1))
-    [checkpoint] = await rig.sql("SELECT * FROM checkpoint ORDER BY number DESC LIMIT 1")
+    [checkpoint] = await rig.sql("SELECT * FROM interlock.checkpoint ORDER BY number DESC LIMIT 1")
     assert checkpoint["key_id"] in page and checkpoint["head"].hex() in page
     assert one in page and two in page and "run completed" in page
     await rig.start("ask")
@@ -60,9 +60,9 @@ async def test_the_chain_is_verified_and_a_break_is_named(rig: Rig, viewer: Brow
     one, _ = await runs_of(rig, 2)
     assert "The chain holds." in await viewer.post("/audit/verify")
     async with rig.database.pool.acquire() as connection, connection.transaction():
-        await connection.execute("ALTER TABLE entry DISABLE TRIGGER USER")
-        await connection.execute("UPDATE entry SET actor = 'nobody' WHERE run_id = $1 AND seq = 2", one)
-        await connection.execute("ALTER TABLE entry ENABLE TRIGGER USER")
+        await connection.execute("ALTER TABLE interlock.journal_entry DISABLE TRIGGER USER")
+        await connection.execute("UPDATE interlock.journal_entry SET actor = 'nobody' WHERE run_id = $1 AND seq = 2", one)
+        await connection.execute("ALTER TABLE interlock.journal_entry ENABLE TRIGGER USER")
     page = text_of(await viewer.post("/audit/verify"))
     assert "The chain is broken." in page and f"run {one} , entry 2" in page
     bare = await viewer.client.post("/audit/verify", data={})
@@ -76,7 +76,7 @@ async def test_a_key_of_a_workspace_sees_entries_of_its_own_runs_only(rig: Rig, 
     assert "The chain is of all workspaces" in page and foreign not in page
     await neighbour.get(f"/audit?run={foreign}", 404)
     own = await rig.start("ask")
-    await rig.sql("UPDATE run SET workspace_id = 'east' WHERE id = $1", own)
+    await rig.sql("UPDATE interlock.run SET workspace_id = 'east' WHERE id = $1", own)
     await rig.prove()
     assert f"/runs/{own}" in await neighbour.get(f"/audit?run={own}")
 
@@ -93,20 +93,20 @@ async def test_another_tenant_sees_nothing(rig: Rig, sign_in: SignIn) -> None:
 async def test_pages_are_turned_by_position_and_stay_small(rig: Rig, admin: Browser) -> None:
     await runs_of(rig, 1)
     tenant = rig.admin.tenant_id
-    [last] = await rig.sql("SELECT max(position) AS position FROM seal")
+    [last] = await rig.sql("SELECT max(position) AS position FROM interlock.audit_link")
     # As after retention: the log contains the entries, the journal does not. One entry has hostile names.
     await rig.sql(
-        "INSERT INTO seal (tenant_id, position, run_id, seq, link)"
+        "INSERT INTO interlock.audit_link (tenant_id, position, run_id, seq, link)"
         " SELECT $1, $2 + n, gen_random_uuid(), 1, sha256('x') FROM generate_series(1, 250) AS n",
         tenant, last["position"],
     )  # fmt: skip
     fresh = await rig.start("ask")
     await rig.sql(
-        "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, step) "
+        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor, step) "
         "VALUES ($1, 1000, $2, now(), 'orphan_detected', 7, $3, $3)", fresh, tenant, HOSTILE,
     )  # fmt: skip
     await rig.sql(
-        "INSERT INTO seal (tenant_id, position, run_id, seq, link) VALUES ($1, $2 + 251, $3, 1000, sha256('y'))",
+        "INSERT INTO interlock.audit_link (tenant_id, position, run_id, seq, link) VALUES ($1, $2 + 251, $3, 1000, sha256('y'))",
         tenant, last["position"], fresh,
     )  # fmt: skip
     seen: list[int] = []
@@ -123,7 +123,7 @@ async def test_pages_are_turned_by_position_and_stay_small(rig: Rig, admin: Brow
 
 async def test_the_list_walks_its_index(rig: Rig) -> None:
     await rig.sql(
-        "INSERT INTO seal (tenant_id, position, run_id, seq, link)"
+        "INSERT INTO interlock.audit_link (tenant_id, position, run_id, seq, link)"
         " SELECT $1, n, gen_random_uuid(), 1, sha256('x') FROM generate_series(1, 20000) AS n",
         rig.admin.tenant_id,
     )  # fmt: skip

@@ -19,7 +19,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_what_one_can_decide_is_not_hidden_behind_what_waits_for_others(rig: Rig, sign_in: SignIn) -> None:
     ada, vera = await sign_in("admin", name="ada"), await sign_in("viewer", name="vera")
-    [row] = await rig.sql("SELECT api_key.*, 'default' AS tenant FROM api_key WHERE name = 'ada'")
+    [row] = await rig.sql("SELECT api_key.*, 'default' AS tenant FROM interlock.api_key WHERE name = 'ada'")
     await rig.apply(SOON)
     await rig.apply(LATE)
     for n in range(5):
@@ -44,12 +44,12 @@ async def test_what_one_can_decide_is_not_hidden_behind_what_waits_for_others(ri
 
 async def test_who_asked_cannot_approve_and_can_say_no(rig: Rig, sign_in: SignIn) -> None:
     ada = await sign_in("admin", name="ada")
-    [row] = await rig.sql("SELECT api_key.*, 'default' AS tenant FROM api_key WHERE name = 'ada'")
+    [row] = await rig.sql("SELECT api_key.*, 'default' AS tenant FROM interlock.api_key WHERE name = 'ada'")
     await rig.apply(SOON)
     run_id = await rig.start("soon", {"n": 1}, who=principal_of(row))
     page = await ada.get("/inbox")
     assert "You cannot approve this: who asked for it cannot approve it" in text_of(page)
-    [asked] = await rig.sql("SELECT id FROM approval WHERE run_id = $1", run_id)
+    [asked] = await rig.sql("SELECT id FROM interlock.approval WHERE run_id = $1", run_id)
     assert f"/approvals/{asked['id']}/reject" in page and f"/approvals/{asked['id']}/approve" not in page
     await ada.post(f"/approvals/{asked['id']}/reject", reason="not needed any more")
     assert (await rig.run(run_id))["reason"] == "rejected"

@@ -30,12 +30,12 @@ def tools(rig: Rig) -> None:
 async def publish(rig: Rig, text: str, who: Any = None) -> None:
     compiled = compile_policy(text, rig.policies.facts())
     await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.database, who or rig.admin, text, compiled.digest)
+        lambda tx: policies.publish(tx, who or rig.admin, text, compiled.digest)
     )
 
 
 async def versions(rig: Rig) -> list[int]:
-    return [row["version"] for row in await rig.sql("SELECT version FROM policy ORDER BY version")]
+    return [row["version"] for row in await rig.sql("SELECT version FROM interlock.policy ORDER BY version")]
 
 
 def proof_in(page: str) -> str | None:
@@ -49,7 +49,7 @@ async def test_the_policy_in_force_is_shown_with_who_and_when(rig: Rig, admin: B
     await publish(rig, STRICT)
     page = await admin.get("/policy")
     assert "published by admin" in text_of(page) and "no-mail" in page
-    [row] = await rig.sql("SELECT digest FROM policy")
+    [row] = await rig.sql("SELECT digest FROM interlock.policy")
     assert row["digest"] in page
     reading = await viewer.get("/policy")
     assert "no-mail" in reading and 'name="text"' not in reading and "takes an admin" in reading
@@ -109,7 +109,7 @@ async def test_a_policy_is_published_after_a_backtest_of_exactly_its_text(rig: R
     assert await versions(rig) == []
     assert "Version 1 is in force." in await admin.post("/policy", **form, text=STRICT, tried=proof)
     assert await versions(rig) == [1]
-    [row] = await rig.sql("SELECT text FROM policy")
+    [row] = await rig.sql("SELECT text FROM interlock.policy")
     assert row["text"] == STRICT
     assert (await rig.policies.current(rig.admin.tenant_id)).digest is not None
 

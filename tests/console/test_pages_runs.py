@@ -44,7 +44,7 @@ async def test_what_is_asked_can_be_read_to_its_end(rig: Rig, admin: Browser) ->
     await rig.apply('name: n\nsteps: [{id: note, tool: crm.note, input: {text: "${input.text}"}}]')
     run_id = await rig.start("n", {"text": "x" * 5000 + "the end"})
     await rig.work_until(run_id, "waiting_approval")
-    [asked] = await rig.sql("SELECT id FROM approval WHERE run_id = $1", run_id)
+    [asked] = await rig.sql("SELECT id FROM interlock.approval WHERE run_id = $1", run_id)
     for path in ("/inbox", f"/runs/{run_id}"):
         page = await admin.get(path)
         assert f'<a href="/approvals/{asked["id"]}">4,607 more characters</a>' in page and "the end" not in page

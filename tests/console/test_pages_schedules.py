@@ -17,7 +17,7 @@ async def workflow(rig: Rig) -> None:
 
 
 async def schedule(rig: Rig) -> Any:
-    [row] = await rig.sql("SELECT * FROM schedule")
+    [row] = await rig.sql("SELECT * FROM interlock.schedule")
     return row
 
 
@@ -34,10 +34,10 @@ async def test_a_schedule_is_made_paused_resumed_run_and_deleted(rig: Rig, admin
     assert (await schedule(rig))["paused_at"] is not None
     assert "/schedules/nightly/pause" in await admin.post("/schedules/nightly/resume")
     await admin.post("/schedules/nightly/run")
-    [run] = await rig.sql("SELECT workflow, input::text, trigger ->> 'source' AS source FROM run")
+    [run] = await rig.sql("SELECT workflow, input::text, trigger ->> 'source' AS source FROM interlock.run")
     assert (run["workflow"], run["input"], run["source"]) == ("clean", '{"deep": true}', "schedule")
     assert "is deleted" in await admin.post("/schedules/nightly/delete")
-    assert await rig.sql("SELECT FROM schedule") == []
+    assert await rig.sql("SELECT FROM interlock.schedule") == []
 
 
 @pytest.mark.usefixtures("workflow")
@@ -62,7 +62,7 @@ async def test_what_is_wrong_is_said_in_place_and_nothing_typed_is_lost(rig: Rig
         assert HOSTILE not in page.text
         for field in ("name", "cron", "input"):
             assert typed[field] in unescape(page.text)
-    assert await rig.sql("SELECT FROM schedule") == []
+    assert await rig.sql("SELECT FROM interlock.schedule") == []
     await admin.post("/schedules", **FORM)
     assert "exists already" in await admin.post("/schedules", 409, **FORM)
 
@@ -72,7 +72,7 @@ async def test_why_it_is_paused_and_what_it_started_last_are_shown(rig: Rig, adm
     await admin.post("/schedules", **FORM)
     run = await rig.start("clean")
     await rig.sql(
-        "UPDATE schedule SET next_at = NULL, paused_at = now(), paused_why = $1, last_slot = now(), last_run_id = $2",
+        "UPDATE interlock.schedule SET next_at = NULL, paused_at = now(), paused_why = $1, last_slot = now(), last_run_id = $2",
         f"the key was revoked {HOSTILE}", run,
     )  # fmt: skip
     page = await admin.get("/schedules")
@@ -89,7 +89,7 @@ async def test_who_may_not_is_offered_nothing_and_refused(rig: Rig, admin: Brows
         await viewer.refused(f"/schedules/nightly/{verb}")
         bare = await admin.client.post(f"/schedules/nightly/{verb}", data={})
         assert bare.status_code == 403
-    assert (await schedule(rig))["paused_at"] is None and await rig.sql("SELECT FROM run") == []
+    assert (await schedule(rig))["paused_at"] is None and await rig.sql("SELECT FROM interlock.run") == []
 
 
 @pytest.mark.usefixtures("workflow")
@@ -108,8 +108,8 @@ async def test_the_page_stays_small_and_harmless(rig: Rig, admin: Browser) -> No
     await admin.post("/schedules", **FORM, input='{"x": "' + HOSTILE * 40 + '"}')
     columns = "key_id, cron, timezone, workflow, input, missed, next_at, created_at"
     await rig.sql(
-        f"INSERT INTO schedule (tenant_id, name, {columns})"
-        f" SELECT tenant_id, 'many' || n, {columns} FROM schedule, generate_series(1, 150) AS n WHERE name = 'nightly'"
+        f"INSERT INTO interlock.schedule (tenant_id, name, {columns})"
+        f" SELECT tenant_id, 'many' || n, {columns} FROM interlock.schedule, generate_series(1, 150) AS n WHERE name = 'nightly'"
     )
     page = await admin.get("/schedules")
     assert 'rel="next"' in page

@@ -60,7 +60,7 @@ async def test_it_is_said_on_what_the_answer_depends(rig: Rig, viewer: Browser) 
     )
     compiled = compile_policy(text, rig.policies.facts())
     await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.database, rig.admin, text, compiled.digest)
+        lambda tx: policies.publish(tx, rig.admin, text, compiled.digest)
     )
     rig.policies.forget("")
     page = await viewer.get("/tools")

@@ -31,17 +31,17 @@ async def ended(rig: Rig, count: int) -> list[UUID]:
 async def as_if(rig: Rig, runs: list[UUID], took: list[int]) -> None:
     """Give all of them the same end and this duration in milliseconds."""
     async with rig.database.pool.acquire() as connection, connection.transaction():
-        await connection.execute("ALTER TABLE run DISABLE TRIGGER USER")
+        await connection.execute("ALTER TABLE interlock.run DISABLE TRIGGER USER")
         for run, milliseconds in zip(runs, took, strict=True):
             await connection.execute(
-                "UPDATE run SET completed_at = $2, created_at = $3 WHERE id = $1",
+                "UPDATE interlock.run SET completed_at = $2, created_at = $3 WHERE id = $1",
                 run, NOW, NOW - timedelta(milliseconds=milliseconds),
             )  # fmt: skip
-        await connection.execute("ALTER TABLE run ENABLE TRIGGER USER")
+        await connection.execute("ALTER TABLE interlock.run ENABLE TRIGGER USER")
 
 
 async def counted(rig: Rig) -> dict[tuple[str, str], int]:
-    rows = await rig.sql("SELECT workspace, status, sum(runs)::int AS runs FROM ended_minute GROUP BY 1, 2")
+    rows = await rig.sql("SELECT workspace, status, sum(runs)::int AS runs FROM interlock.run_stats_minute GROUP BY 1, 2")
     return {(row["workspace"], row["status"]): row["runs"] for row in rows}
 
 
@@ -99,13 +99,13 @@ async def test_a_run_is_counted_in_its_minute_workspace_and_bucket(rig: Rig) -> 
     await rig.apply(ASK)
     took = [0, 1, 2, 3, 4, 5, 1024, 1025, 2**33, 2**41]
     runs = [await rig.start("ask") for _ in took]
-    await rig.sql("UPDATE run SET workspace_id = 'east' WHERE id = $1", runs[0])
+    await rig.sql("UPDATE interlock.run SET workspace_id = 'east' WHERE id = $1", runs[0])
     for run in runs:
         await rig.cancel(run)
     await as_if(rig, runs, took)
     while await audit.link_entries(rig.database, KEY):
         pass
-    rows = await rig.sql("SELECT minute, workspace, bucket, runs FROM ended_minute")
+    rows = await rig.sql("SELECT minute, workspace, bucket, runs FROM interlock.run_stats_minute")
     assert {row["minute"] for row in rows} == {NOW.replace(second=0)}
     assert {(row["workspace"], row["bucket"]): row["runs"] for row in rows} == {
         ("east", 0): 1, ("", 0): 1, ("", 1): 1, ("", 2): 2, ("", 3): 1, ("", 10): 1, ("", 11): 1, ("", 33): 1,
@@ -194,7 +194,7 @@ async def test_the_last_hour_is_drawn_with_its_numbers(rig: Rig, viewer: Browser
 async def test_a_key_of_a_workspace_sees_charts_of_its_own_runs(rig: Rig, sign_in: SignIn) -> None:
     await ended(rig, 3)
     [own] = [await rig.start("ask")]
-    await rig.sql("UPDATE run SET workspace_id = 'east' WHERE id = $1", own)
+    await rig.sql("UPDATE interlock.run SET workspace_id = 'east' WHERE id = $1", own)
     await rig.cancel(own)
     await rig.prove()
     assert "1 in all" in text_of(await (await sign_in("viewer", workspace_id="east")).get("/usage"))
@@ -214,7 +214,7 @@ async def test_only_who_runs_the_installation_sees_all_tenants(rig: Rig, admin: 
 
 async def test_the_page_stays_small(rig: Rig, admin: Browser) -> None:
     await rig.sql(
-        "INSERT INTO ended_minute"
+        "INSERT INTO interlock.run_stats_minute"
         " SELECT $1, date_trunc('minute', now()) - make_interval(mins => m), w, s, b, 7"
         " FROM generate_series(0, 70) AS m, generate_series(0, 20) AS b,"
         " unnest(ARRAY['succeeded', 'failed', 'canceled']) AS s, unnest(ARRAY['', 'east']) AS w",

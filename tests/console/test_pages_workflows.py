@@ -62,7 +62,7 @@ async def test_a_run_is_started_from_its_page(rig: Rig, admin: Browser) -> None:
     assert "amount" in text_of(page) and "of its input" in text_of(page)
     after = await admin.post("/workflows/refund/start", input='{"charge": "ch_1"}', once="1")
     assert "Started." in after
-    [run] = await rig.sql("SELECT input, trigger, requested_by FROM run")
+    [run] = await rig.sql("SELECT input, trigger, requested_by FROM interlock.run")
     assert json.loads(run["input"]) == {"charge": "ch_1"}
     assert json.loads(run["trigger"])["source"] == "console" and run["requested_by"].startswith("ada:")
 
@@ -71,7 +71,7 @@ async def test_a_form_that_is_sent_twice_starts_one_run(rig: Rig, admin: Browser
     await rig.apply(YAML)
     for once, input in (("a", "{}"), ("a", "{}"), ("a", '{"n": 1}'), ("b", "{}")):
         await admin.post("/workflows/refund/start", input=input, once=once)
-    assert [row["n"] for row in await rig.sql("SELECT count(*) AS n FROM run")] == [3]
+    assert [row["n"] for row in await rig.sql("SELECT count(*) AS n FROM interlock.run")] == [3]
 
 
 async def test_an_input_that_is_wrong_is_shown_where_it_was_typed(rig: Rig, admin: Browser) -> None:
@@ -85,7 +85,7 @@ async def test_an_input_that_is_wrong_is_shown_where_it_was_typed(rig: Rig, admi
         page = await admin.post("/workflows/refund/start", 422, input=typed, once="1")
         assert says in text_of(page)
         assert typed in text_of(page)  # the user's input is kept
-    assert await rig.sql("SELECT FROM run") == []
+    assert await rig.sql("SELECT FROM interlock.run") == []
 
 
 async def test_a_certain_version_is_started_if_that_is_shown(rig: Rig, admin: Browser) -> None:
@@ -93,7 +93,7 @@ async def test_a_certain_version_is_started_if_that_is_shown(rig: Rig, admin: Br
     await rig.apply(YAML.replace("high", "low"))
     assert 'name="version" value="1"' in await admin.get("/workflows/refund?version=1")
     await admin.post("/workflows/refund/start", input="{}", version="1", once="1")
-    assert [row["v"] for row in await rig.sql("SELECT workflow_version AS v FROM run")] == [1]
+    assert [row["v"] for row in await rig.sql("SELECT workflow_version AS v FROM interlock.run")] == [1]
 
 
 async def test_who_may_not_start_is_not_asked_to_and_refused(rig: Rig, viewer: Browser, sign_in: SignIn) -> None:
@@ -104,7 +104,7 @@ async def test_who_may_not_start_is_not_asked_to_and_refused(rig: Rig, viewer: B
     assert "/start" in await operator.get("/workflows/refund")
     answer = await operator.client.post("/workflows/refund/start", data={"input": "{}", "csrf": "0" * 64})
     assert answer.status_code == 403
-    assert await rig.sql("SELECT FROM run") == []
+    assert await rig.sql("SELECT FROM interlock.run") == []
 
 
 async def test_another_tenant_and_another_workspace_see_nothing(rig: Rig, sign_in: SignIn) -> None:

@@ -44,7 +44,7 @@ async def test_nobody_gets_in_without_signing_in(admin: Browser) -> None:
 async def test_a_sign_in_ends_with_its_key_and_with_its_day(rig: Rig, sign_in: SignIn) -> None:
     browser = await sign_in(name="eva")
     [key] = [row for row in await tenants.keys(rig.database, rig.admin, None, 10) if row["name"] == "eva"]
-    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, key["id"]))
+    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.admin, key["id"]))
     assert (await browser.client.get("/inbox")).status_code == 303
     other = await sign_in(name="ida")
     rig.clock.advance(timedelta(seconds=console_sessions.SECONDS - 60).total_seconds())
@@ -74,7 +74,7 @@ async def test_what_is_not_there_is_told_to_people_as_a_page_and_to_programs_as_
 
 async def test_a_page_about_a_problem_has_what_a_browser_is_to_do(rig: Rig, admin: Browser) -> None:
     assert (await admin.client.delete("/inbox")).headers["allow"] == "GET"
-    await rig.sql("ALTER TABLE run RENAME COLUMN workspace_id TO gone")
+    await rig.sql("ALTER TABLE interlock.run RENAME COLUMN workspace_id TO gone")
     signed_in = {"Cookie": f"{COOKIE}={admin.client.cookies[COOKIE]}"}
     answer = await rig.http("").get("/runs", headers=signed_in)
     assert (answer.status_code, answer.headers["connection"]) == (500, "close")
@@ -179,7 +179,7 @@ async def test_a_live_page_is_told_nothing_once_its_sign_in_has_ended(
         for _ in range(looks):
             assert (await anext(told))["event"] == "changed"
         if ends == "revoked":
-            [key] = await rig.sql("SELECT id FROM api_key WHERE name = 'vera'")
+            [key] = await rig.sql("SELECT id FROM interlock.api_key WHERE name = 'vera'")
             assert (await rig.http().delete(f"/api/keys/{key['id']}")).status_code == 200
         elif ends == "signed out":
             assert (await vera.client.post("/signout", data={"csrf": vera.csrf})).status_code == 303

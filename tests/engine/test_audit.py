@@ -20,7 +20,7 @@ KEY = SigningKey.generate()
 RING = Keyring([KEY.verify_key])
 
 APPEND = """
-INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor, data, output)
+INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor, data, output)
 SELECT run_id, seq, $1, now(), 'orphan_detected', 7, 'system:test', jsonb_build_object('n', seq), '{"deep": [1.0, "ö"]}'
   FROM unnest($2::uuid[], $3::int[]) AS e (run_id, seq)
 """
@@ -39,8 +39,8 @@ class Ledger:
     async def add_run(self, seq: int = 0) -> UUID:
         run_id = uuid7()
         await self.sql(
-            "INSERT INTO run (id, tenant_id, workflow, workflow_version, status, trigger, requested_by, seq,"
-            " created_at) VALUES ($1, $2, 'w', 1, 'pending', '{}', 'me', $3, now())",
+            "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by, seq,"
+            " created_at) VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', $3, now())",
             run_id, self.tenant_id, seq,
         )  # fmt: skip
         return run_id
@@ -65,17 +65,17 @@ class Ledger:
     async def tampering(self) -> AsyncIterator[Any]:
         """Disable the triggers, as the owner of the tables can."""
         async with self.database.pool.acquire() as connection, connection.transaction():
-            for table in ("entry", "seal", "checkpoint"):
-                await connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+            for table in ("journal_entry", "audit_link", "checkpoint"):
+                await connection.execute(f"ALTER TABLE interlock.{table} DISABLE TRIGGER USER")
             yield connection
-            for table in ("entry", "seal", "checkpoint"):
-                await connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+            for table in ("journal_entry", "audit_link", "checkpoint"):
+                await connection.execute(f"ALTER TABLE interlock.{table} ENABLE TRIGGER USER")
 
 
 @pytest.fixture
 async def ledger(database: Database) -> Ledger:
     tenant_id = uuid7()
-    await database.pool.execute("INSERT INTO tenant VALUES ($1, 'acme', now())", tenant_id)
+    await database.pool.execute("INSERT INTO interlock.tenant VALUES ($1, 'acme', now())", tenant_id)
     return Ledger(database, tenant_id)
 
 
@@ -95,7 +95,7 @@ async def sealed(ledger: Ledger) -> Ledger:
 
 async def place(ledger: Ledger, position: int) -> dict[str, Any]:
     [row] = await ledger.sql(
-        "SELECT run_id, seq FROM seal WHERE tenant_id = $1 AND position = $2", ledger.tenant_id, position
+        "SELECT run_id, seq FROM interlock.audit_link WHERE tenant_id = $1 AND position = $2", ledger.tenant_id, position
     )
     return {"position": position, "run_id": str(row["run_id"]), "seq": row["seq"]}
 
@@ -118,7 +118,7 @@ async def test_entries_are_sealed_in_order_with_a_checkpoint_for_each_batch(ledg
     assert await audit.link_entries(ledger.database, KEY) == 0
     await ledger.add(run, 3)
     assert await audit.link_entries(ledger.database, KEY) == 1
-    rows = await ledger.sql("SELECT position, seq FROM seal ORDER BY position")
+    rows = await ledger.sql("SELECT position, seq FROM interlock.audit_link ORDER BY position")
     assert [tuple(row) for row in rows] == [(1, 1), (2, 2), (3, 3)]
     assert [c.position for c in await ledger.checkpoints()] == [2, 3]
     assert (await ledger.verify()) == Verdict(3, 2)
@@ -126,7 +126,7 @@ async def test_entries_are_sealed_in_order_with_a_checkpoint_for_each_batch(ledg
 
 async def test_each_tenant_has_its_own_chain(ledger: Ledger) -> None:
     other = Ledger(ledger.database, uuid7())
-    await ledger.sql("INSERT INTO tenant VALUES ($1, 'other', now())", other.tenant_id)
+    await ledger.sql("INSERT INTO interlock.tenant VALUES ($1, 'other', now())", other.tenant_id)
     mine, theirs = await ledger.add_run(1), await other.add_run(2)
     await ledger.add(mine, 1)
     await other.add(theirs, 1, 2)
@@ -200,7 +200,7 @@ async def test_writers_and_sealers_at_the_same_time_miss_nothing_and_seal_nothin
 
     verdict = await ledger.verify()
     assert verdict.ok and (verdict.entries, verdict.unsealed) == (360, 0)
-    [twice] = await ledger.sql("SELECT count(*) - count(DISTINCT (run_id, seq)) AS n FROM seal")
+    [twice] = await ledger.sql("SELECT count(*) - count(DISTINCT (run_id, seq)) AS n FROM interlock.audit_link")
     assert twice["n"] == 0
     assert verdict.checkpoints > 5  # the sealers did run at the same time
 
@@ -242,8 +242,8 @@ async def test_a_proof_is_enclosed_by_checkpoints(sealed: Ledger) -> None:
 
 
 async def test_seals_and_checkpoints_refuse_to_be_changed(sealed: Ledger) -> None:
-    for table in ("seal", "checkpoint"):
-        for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET position = 99", f"TRUNCATE {table}"):
+    for table in ("audit_link", "checkpoint"):
+        for statement in (f"DELETE FROM interlock.{table}", f"UPDATE interlock.{table} SET position = 9", f"TRUNCATE interlock.{table}"):
             with pytest.raises(asyncpg.CheckViolationError, match="append-only"):
                 await sealed.sql(statement)
 
@@ -269,7 +269,7 @@ async def test_a_changed_byte_is_named(sealed: Ledger, column: str, position: in
     where = await place(sealed, position)
     async with sealed.tampering() as connection:
         await connection.execute(
-            f"UPDATE entry SET {column} = {COLUMNS[column]} WHERE run_id = $1 AND seq = $2",
+            f"UPDATE interlock.journal_entry SET {column} = {COLUMNS[column]} WHERE run_id = $1 AND seq = $2",
             UUID(where["run_id"]), where["seq"],
         )  # fmt: skip
     broken = await broken_at(sealed)
@@ -282,7 +282,7 @@ async def test_a_deleted_entry_is_named(sealed: Ledger, position: int) -> None:
     where = await place(sealed, position)
     async with sealed.tampering() as connection:
         await connection.execute(
-            "DELETE FROM entry WHERE run_id = $1 AND seq = $2", UUID(where["run_id"]), where["seq"]
+            "DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = $2", UUID(where["run_id"]), where["seq"]
         )
     assert await broken_at(sealed) == where | {"why": "the entry is missing: it was deleted"}
 
@@ -297,7 +297,7 @@ async def test_two_swapped_entries_are_named(sealed: Ledger, one: int, two: int)
             ((first["run_id"], 999), (second["run_id"], second["seq"])),
         ):
             await connection.execute(
-                "UPDATE entry SET run_id = $3, seq = $4 WHERE run_id = $1 AND seq = $2",
+                "UPDATE interlock.journal_entry SET run_id = $3, seq = $4 WHERE run_id = $1 AND seq = $2",
                 UUID(old), old_seq, UUID(new), new_seq,
             )  # fmt: skip
     assert (await broken_at(sealed)).items() >= first.items()
@@ -307,7 +307,7 @@ async def test_two_swapped_entries_are_named(sealed: Ledger, one: int, two: int)
 async def test_a_changed_seal_is_named(sealed: Ledger, position: int) -> None:
     async with sealed.tampering() as connection:
         await connection.execute(
-            "UPDATE seal SET link = sha256(link) WHERE tenant_id = $1 AND position = $2", sealed.tenant_id, position
+            "UPDATE interlock.audit_link SET link = sha256(link) WHERE tenant_id = $1 AND position = $2", sealed.tenant_id, position
         )
     assert (await broken_at(sealed))["position"] == position
 
@@ -322,16 +322,16 @@ async def test_a_tail_that_was_cut_with_its_seals_is_found_by_the_checkpoint(sea
 
 async def cut(connection: Any, kept: int) -> None:
     await connection.execute(
-        "DELETE FROM entry USING seal WHERE (entry.run_id, entry.seq) = (seal.run_id, seal.seq) AND position > $1", kept
+        "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > $1", kept
     )
-    await connection.execute("DELETE FROM seal WHERE position > $1", kept)
+    await connection.execute("DELETE FROM interlock.audit_link WHERE position > $1", kept)
 
 
 async def test_a_tail_that_was_cut_with_its_checkpoints_is_found_by_the_runs_themselves(sealed: Ledger) -> None:
     last = await place(sealed, 10)
     async with sealed.tampering() as connection:
         await cut(connection, 9)
-        await connection.execute("DELETE FROM checkpoint WHERE position > 9")
+        await connection.execute("DELETE FROM interlock.checkpoint WHERE position > 9")
     broken = await broken_at(sealed)
     assert (broken["position"], broken["run_id"], broken["seq"]) == (None, last["run_id"], 4)
     assert "it counts 4, the journal has 3" in broken["why"]
@@ -341,8 +341,8 @@ async def test_and_if_the_runs_were_changed_too_by_a_checkpoint_kept_elsewhere(s
     kept = await sealed.checkpoints()
     async with sealed.tampering() as connection:
         await cut(connection, 9)
-        await connection.execute("DELETE FROM checkpoint WHERE position > 9")
-        await connection.execute("UPDATE run SET seq = 3")
+        await connection.execute("DELETE FROM interlock.checkpoint WHERE position > 9")
+        await connection.execute("UPDATE interlock.run SET seq = 3")
     assert (await sealed.verify()).ok
     assert "checkpoint 3, which you hold" in (await broken_at(sealed, anchors=kept))["why"]
 
@@ -351,7 +351,7 @@ async def test_a_tail_that_was_cut_before_it_was_sealed_is_found(sealed: Ledger)
     run = await sealed.add_run(3)
     await sealed.add(run, 1, 2, 3)
     async with sealed.tampering() as connection:
-        await connection.execute("DELETE FROM entry WHERE run_id = $1 AND seq = 3", run)
+        await connection.execute("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = 3", run)
     await sealed.seal()
     assert await broken_at(sealed) == {
         "position": 15, "run_id": str(run), "seq": 3, "why": "the entry is missing: it was deleted",
@@ -371,19 +371,19 @@ async def test_an_entry_put_in_with_a_seal_is_found(sealed: Ledger) -> None:
     run = UUID((await place(sealed, 1))["run_id"])
     async with sealed.tampering() as connection:
         await connection.execute(APPEND, sealed.tenant_id, [run], [5])
-        await connection.execute("INSERT INTO seal VALUES ($1, 13, $2, 5, sha256('anything'))", sealed.tenant_id, run)
+        await connection.execute("INSERT INTO interlock.audit_link VALUES ($1, 13, $2, 5, sha256('anything'))", sealed.tenant_id, run)
     assert (await broken_at(sealed))["position"] == 13
 
 
 async def test_a_forged_checkpoint_is_found(sealed: Ledger) -> None:
     async with sealed.tampering() as connection:
-        await connection.execute("UPDATE checkpoint SET head = sha256(head) WHERE number = 2")
+        await connection.execute("UPDATE interlock.checkpoint SET head = sha256(head) WHERE number = 2")
     assert "checkpoint 2 was changed or forged" in (await broken_at(sealed))["why"]
 
 
 async def test_a_deleted_checkpoint_is_found(sealed: Ledger) -> None:
     async with sealed.tampering() as connection:
-        await connection.execute("DELETE FROM checkpoint WHERE number = 3")
+        await connection.execute("DELETE FROM interlock.checkpoint WHERE number = 3")
     assert "no checkpoint covers positions 10 to 12" in (await broken_at(sealed))["why"]
 
 
@@ -397,15 +397,15 @@ async def test_after_a_rotation_both_keys_are_needed(sealed: Ledger) -> None:
 
 
 async def test_retention_is_no_fault_once_it_is_signed(sealed: Ledger) -> None:
-    runs = await sealed.sql("SELECT id FROM run ORDER BY id")
+    runs = await sealed.sql("SELECT id FROM interlock.run ORDER BY id")
     floor = runs[2]["id"]
     async with sealed.tampering() as connection:
-        await connection.execute("DELETE FROM entry WHERE run_id < $1", floor)
+        await connection.execute("DELETE FROM interlock.journal_entry WHERE run_id < $1", floor)
     assert not (await sealed.verify()).ok
     assert await audit.release(sealed.database, KEY, floor)
     assert await sealed.verify() == Verdict(12, 4)
     async with sealed.tampering() as connection:
-        await connection.execute("DELETE FROM entry WHERE run_id = $1 AND seq = 4", floor)
+        await connection.execute("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = 4", floor)
     assert (await broken_at(sealed))["run_id"] == str(floor)
 
 

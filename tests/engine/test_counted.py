@@ -64,7 +64,7 @@ async def test_one_that_a_timer_only_brings_to_its_next_try_has_not_moved(rig: R
     before = moved("run", "running", "running")
     rig.clock.advance(3600)
     await rig.sweep()
-    assert await rig.sql("SELECT FROM ready")
+    assert await rig.sql("SELECT FROM interlock.ready_run")
     assert moved("run", "running", "running") == before
 
 

@@ -58,11 +58,11 @@ async def send(
 async def nobody_is_missed(rig: Rig) -> None:
     """No stored event matches a waiting step, and no subscription remains of a step that does not wait."""
     missed = await rig.sql(
-        "SELECT e.id, w.run_id FROM outside_event e JOIN outside_wait w USING (tenant_id, type, correlation)"
+        "SELECT e.id, w.run_id FROM interlock.external_event e JOIN interlock.event_subscription w USING (tenant_id, type, correlation)"
         " WHERE e.consumed_at IS NULL AND (e.workspace_id IS NULL OR e.workspace_id = w.workspace_id)"
     )
     assert missed == []
-    for wait in await rig.sql("SELECT run_id, step FROM outside_wait"):
+    for wait in await rig.sql("SELECT run_id, step FROM interlock.event_subscription"):
         assert (await rig.run(wait["run_id"]))["step"][wait["step"]]["status"] == "waiting_external"
 
 
@@ -82,7 +82,7 @@ async def test_an_event_that_comes_after_its_wait_moves_the_run_at_once_and_with
     step = run["step"]["paid"]
     assert (step["status"], step["output"], step["waits_for"]) == ("succeeded", {"amount": 5}, None)
     assert "paid: waiting_external -arrive-> succeeded" in await rig.journal(run_id)
-    [entry] = await rig.sql("SELECT actor, data FROM entry WHERE run_id = $1 AND event = 'arrive' LIMIT 1", run_id)
+    [entry] = await rig.sql("SELECT actor, data FROM interlock.journal_entry WHERE run_id = $1 AND event = 'arrive' LIMIT 1", run_id)
     assert entry["actor"] == rig.admin.actor and '"id": "evt_1"' in entry["data"]
     await nobody_is_missed(rig)
 
@@ -94,7 +94,7 @@ async def test_an_event_that_comes_first_is_kept_and_is_there_when_the_step_wait
     assert sent["run_id"] is None
     run = await rig.work_until(await rig.start("after", {"charge": "ch_1"}))
     assert (run["status"], run["result"], told) == ("succeeded", 7, [7])
-    [row] = await rig.sql("SELECT run_id, step, consumed_at FROM outside_event")
+    [row] = await rig.sql("SELECT run_id, step, consumed_at FROM interlock.external_event")
     assert (row["run_id"], row["step"]) == (run["id"], "paid") and row["consumed_at"] is not None
 
 
@@ -113,13 +113,13 @@ async def test_a_waiting_run_costs_one_row_and_no_lease(rig: Rig) -> None:
         await rig.until(run_id, "waiting_external")
         await asyncio.wait_for(worker.idle(), 10)  # the notification may precede the worker's own confirmation
         assert worker.drivers == {}
-        assert len(await rig.sql("SELECT FROM outside_wait")) == 1
-        [row] = await rig.sql("SELECT lease_worker, wake_at FROM run")
-        assert (row["lease_worker"], row["wake_at"]) == (None, None)
-        assert await rig.sql("SELECT FROM ready") == []
+        assert len(await rig.sql("SELECT FROM interlock.event_subscription")) == 1
+        [row] = await rig.sql("SELECT lease_worker, resume_at FROM interlock.run")
+        assert (row["lease_worker"], row["resume_at"]) == (None, None)
+        assert await rig.sql("SELECT FROM interlock.ready_run") == []
         await send(rig, "ch_1", {"amount": 1})
         assert (await rig.until(run_id))["status"] == "succeeded"
-    assert await rig.sql("SELECT FROM outside_wait") == []
+    assert await rig.sql("SELECT FROM interlock.event_subscription") == []
 
 
 async def test_each_event_is_for_one_step_and_the_longest_wait_comes_first(rig: Rig) -> None:
@@ -164,7 +164,7 @@ async def test_a_number_is_a_correlation_too_and_nothing_else_is(rig: Rig) -> No
         run = await rig.run(await rig.start("settled", {"charge": wrong}))
         assert (run["status"], run["reason"]) == ("failed", "terminal_error")
         assert "it must be a number or a text of 1 to 500 characters" in run["error"]["message"]
-    assert await rig.sql("SELECT FROM outside_wait") == []
+    assert await rig.sql("SELECT FROM interlock.event_subscription") == []
 
 
 async def test_the_database_refuses_to_give_an_event_away_twice(rig: Rig) -> None:
@@ -172,15 +172,15 @@ async def test_the_database_refuses_to_give_an_event_away_twice(rig: Rig) -> Non
     await rig.start("settled", {"charge": "ch_1"})
     await send(rig, "ch_1", id="a")
     with pytest.raises(asyncpg.CheckViolationError, match="cannot be changed"):
-        await rig.sql("UPDATE outside_event SET step = 'other' WHERE id = 'a'")
+        await rig.sql("UPDATE interlock.external_event SET step = 'other' WHERE id = 'a'")
     await send(rig, "ch_1", id="b")
     with pytest.raises(asyncpg.UniqueViolationError):
         await rig.sql(
-            "UPDATE outside_event SET (run_id, step, consumed_at) ="
-            " (SELECT run_id, step, consumed_at FROM outside_event WHERE id = 'a') WHERE id = 'b'"
+            "UPDATE interlock.external_event SET (run_id, step, consumed_at) ="
+            " (SELECT run_id, step, consumed_at FROM interlock.external_event WHERE id = 'a') WHERE id = 'b'"
         )
     with pytest.raises(asyncpg.CheckViolationError):
-        await rig.sql("UPDATE outside_event SET consumed_at = now() WHERE id = 'b'")
+        await rig.sql("UPDATE interlock.external_event SET consumed_at = now() WHERE id = 'b'")
 
 
 # ---------------------------------------------------------------- time
@@ -236,7 +236,7 @@ async def test_a_kept_event_is_forgotten_when_its_time_is_over(rig: Rig) -> None
     run_id = await rig.start("settled", {"charge": "ch_1"})
     assert (await rig.run(run_id))["status"] == "waiting_external"
     assert await external_events.forget_expired(rig.database) == 1
-    assert await rig.sql("SELECT FROM outside_event") == []
+    assert await rig.sql("SELECT FROM interlock.external_event") == []
 
 
 async def test_a_run_that_ends_waits_no_more(rig: Rig) -> None:
@@ -244,7 +244,7 @@ async def test_a_run_that_ends_waits_no_more(rig: Rig) -> None:
     await rig.apply(SETTLED)
     run_id = await rig.start("settled", {"charge": "ch_1"})
     await rig.cancel(run_id)
-    assert await rig.sql("SELECT FROM outside_wait") == []
+    assert await rig.sql("SELECT FROM interlock.event_subscription") == []
     assert (await send(rig, "ch_1"))["run_id"] is None
 
 
@@ -293,7 +293,7 @@ async def test_an_event_in_the_inbox_of_a_worker_that_dies_is_not_lost(rig: Rig)
     stuck.cancel()
     await asyncio.wait([stuck])
     assert (await send(rig, "c", 1, type="e"))["run_id"] == run_id
-    assert len(await rig.sql("SELECT FROM inbox")) == 1
+    assert len(await rig.sql("SELECT FROM interlock.run_command")) == 1
     rig.clock.advance(60)
     await rig.sweep()
     hold.release.set()
@@ -356,9 +356,9 @@ class Races:
         for run_id in runs:
             run = await self.rig.until(run_id)
             assert (run["status"], run["step"]["paid"]["status"]) == ("succeeded", "succeeded")
-        rows = await self.rig.sql("SELECT run_id FROM outside_event")
+        rows = await self.rig.sql("SELECT run_id FROM interlock.external_event")
         assert sorted(row["run_id"] for row in rows) == sorted(runs), "each event is one run's"
-        assert await self.rig.sql("SELECT FROM outside_wait") == []
+        assert await self.rig.sql("SELECT FROM interlock.event_subscription") == []
 
 
 async def _all(*work: Awaitable[Any], at_once: int = 6) -> list[Any]:
@@ -413,7 +413,7 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
 async def _time_out(rig: Rig, run_id: UUID) -> None:
     tenant = rig.admin.tenant_id
     await rig.database.run_in_transaction(
-        lambda tx: external_events.time_out(tx, rig.database, rig.plans, tenant, run_id, "paid")
+        lambda tx: external_events.time_out(tx, rig.plans, tenant, run_id, "paid")
     )
 
 
@@ -431,11 +431,11 @@ async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: i
         # Run both side by side, with alternating order.
         await _all(*(work for n, pair in enumerate(pairs) for work in (pair if n % 2 else pair[::-1])))
         ended = [await rig.until(run_id) for run_id in runs]
-    assert await rig.sql("SELECT FROM outside_wait") == []
-    consumed = {row["run_id"] for row in await rig.sql("SELECT run_id FROM outside_event WHERE run_id IS NOT NULL")}
+    assert await rig.sql("SELECT FROM interlock.event_subscription") == []
+    consumed = {row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.external_event WHERE run_id IS NOT NULL")}
     for run in ended:
         won = run["status"] == "succeeded"
         assert won or run["reason"] == "external_timeout", run
         assert (run["id"] in consumed) == won, "a run that timed out has taken no event"
-    assert len(told) == len(consumed) and len(await rig.sql("SELECT FROM outside_event")) == count
+    assert len(told) == len(consumed) and len(await rig.sql("SELECT FROM interlock.external_event")) == count
     assert 0 < len(consumed) < count, "neither side won them all"

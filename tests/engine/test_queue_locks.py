@@ -13,7 +13,8 @@ from interlock import FlowContext
 from interlock.engine import policies
 from interlock.engine.queueing import leases
 from interlock.engine.runs import runs
-from interlock.engine.writing.run_commands import deliver_command, open_run
+from interlock.engine.writing.deliver import deliver_command
+from interlock.engine.writing.load import open_run
 from interlock.journal import CommandType, RunCommand
 from interlock.lifecycle import RunReason
 from interlock.policy.policy import compile_policy
@@ -53,10 +54,10 @@ async def held(monkeypatch: pytest.MonkeyPatch, other: Any) -> list[str]:
         async with looking:
             for _ in range(50):
                 free = await other.fetchval(
-                    "SELECT count(*) FROM (SELECT FROM lane WHERE tenant_id IS NOT NULL"
+                    "SELECT count(*) FROM (SELECT FROM interlock.queue WHERE tenant_id IS NOT NULL"
                     " FOR NO KEY UPDATE SKIP LOCKED) AS l"
                 )
-                if free == await other.fetchval("SELECT count(*) FROM lane WHERE tenant_id IS NOT NULL"):
+                if free == await other.fetchval("SELECT count(*) FROM interlock.queue WHERE tenant_id IS NOT NULL"):
                     return
             found.append(name)
 
@@ -112,7 +113,7 @@ async def test_commands_hold_no_queue_row_between_two_statements(rig: Rig, held:
     await rig.apply(CAPPED.replace("1", "2"))
     compiled = compile_policy(POLICY, rig.policies.facts())
     await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.database, rig.admin, POLICY, compiled.digest)
+        lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest)
     )
     assert not held
 
@@ -125,12 +126,12 @@ async def test_starts_of_a_paced_tenant_hold_no_queue_row_between_two_statements
     rig.tool("t.work")(Hold().__call__)
     await rig.apply("{name: free, steps: [{id: a, tool: t.work}]}")
     await rig.apply(GATED)
-    await rig.sql("UPDATE lane SET max_runs_per_min = 3")
+    await rig.sql("UPDATE interlock.tenant_limits SET max_runs_per_min = 3")
     http = rig.http()
     for number, workflow in enumerate(("free", "gated", "free", "free", "gated")):
         asked = {"json": {"workflow": workflow}, "headers": {"Idempotency-Key": f"k{number}"}}
         assert (await http.post("/api/runs", **asked)).status_code == 201
-    assert [r["n"] for r in await rig.sql("SELECT count(*) AS n FROM run WHERE wake_at IS NOT NULL")] == [2]
+    assert [r["n"] for r in await rig.sql("SELECT count(*) AS n FROM interlock.run WHERE resume_at IS NOT NULL")] == [2]
     assert not held
 
 
@@ -159,7 +160,7 @@ async def test_workers_hold_no_queue_row_between_two_statements(rig: Rig, held: 
                 break
     assert [run["status"] for run in ended] == ["succeeded", "succeeded"]
     assert not held
-    assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM lane")] == [0]
+    assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM interlock.queue")] == [0]
 
 
 async def test_others_go_on_while_a_process_is_stopped_before_its_commit(rig: Rig) -> None:
@@ -169,7 +170,7 @@ async def test_others_go_on_while_a_process_is_stopped_before_its_commit(rig: Ri
     await rig.apply("{name: free, steps: [{id: a, tool: t.work}]}")
     first, second = await rig.start("capped"), await rig.start("capped")
     async with rig.database.transaction() as stopped:
-        await runs.cancel(stopped, rig.database, rig.plans, rig.admin, first)
+        await runs.cancel(stopped, rig.plans, rig.admin, first)
         async with asyncio.timeout(5):
             assert (await rig.work_until(await rig.start("free")))["status"] == "succeeded"
     assert (await rig.work_until(second))["status"] == "succeeded"
@@ -184,18 +185,18 @@ async def test_canceling_a_run_that_a_cap_holds_back_meets_nobody(rig: Rig, othe
     await rig.apply(CAPPED)
     queued, held_back, last = [await rig.start("capped") for _ in range(3)]
     async with rig.database.transaction() as tx:
-        run = await open_run(tx, rig.database, rig.plans, rig.admin.tenant_id, held_back)
+        run = await open_run(tx, rig.plans, rig.admin.tenant_id, held_back)
 
         async def free_the_place() -> None:
             async with rig.database.transaction() as second:
-                await runs.cancel(second, rig.database, rig.plans, rig.admin, queued)
+                await runs.cancel(second, rig.plans, rig.admin, queued)
 
         freeing = asyncio.create_task(free_the_place())
         await until_blocked_or(freeing, other)
-        await deliver_command(tx, rig.database, run, cancel())
+        await deliver_command(tx, run, cancel())
     await freeing
     assert [(await rig.run(r))["status"] for r in (queued, held_back)] == ["canceled", "canceled"]
-    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [last]
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.ready_run")] == [last]
 
 
 async def test_a_place_that_a_failed_command_passed_over_is_given_away_soon(rig: Rig) -> None:
@@ -205,15 +206,15 @@ async def test_a_place_that_a_failed_command_passed_over_is_given_away_soon(rig:
     queued, held_back = await rig.start("capped"), await rig.start("capped")
 
     async def fail(tx: Tx) -> None:
-        await open_run(tx, rig.database, rig.plans, rig.admin.tenant_id, held_back)
+        await open_run(tx, rig.plans, rig.admin.tenant_id, held_back)
         await rig.cancel(queued)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await rig.database.run_in_transaction(fail)
-    assert not await rig.sql("SELECT FROM ready")
+    assert not await rig.sql("SELECT FROM interlock.ready_run")
     await rig.sweep()
-    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [held_back]
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.ready_run")] == [held_back]
 
 
 # ---------------------------------------------------------------- V5, V11: declaring workers lost
@@ -225,15 +226,15 @@ async def test_a_worker_in_a_write_delays_neither_its_heartbeat_nor_the_loss_of_
     cut_off = await leases.register(rig.database, capacity=1, lease_seconds=5)
     silent = await leases.register(rig.database, capacity=1, lease_seconds=5)
     for me in (cut_off, silent):
-        await rig.sql("UPDATE worker SET status = 'running' WHERE id = $1", me.id)
+        await rig.sql("UPDATE interlock.worker SET status = 'running' WHERE id = $1", me.id)
     async with rig.database.transaction() as tx:
-        await leases.claim(tx, rig.clock(), cut_off, 1)
+        await leases.claim(tx, cut_off, 1)
         async with asyncio.timeout(5):
-            await leases.heartbeat(rig.database, rig.clock(), cut_off)
+            await leases.heartbeat(rig.database, cut_off)
         rig.clock.advance(60)
         async with asyncio.timeout(5):
             await leases.reclaim_lost(rig.database)
-        lost = await rig.sql("SELECT id FROM worker WHERE stopped_at IS NOT NULL")
+        lost = await rig.sql("SELECT id FROM interlock.worker WHERE stopped_at IS NOT NULL")
         assert [row["id"] for row in lost] == [silent.id]
     await leases.reclaim_lost(rig.database)
-    assert not await rig.sql("SELECT FROM worker WHERE stopped_at IS NULL")
+    assert not await rig.sql("SELECT FROM interlock.worker WHERE stopped_at IS NULL")

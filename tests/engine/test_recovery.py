@@ -36,7 +36,7 @@ async def test_a_runs_heartbeat_is_that_of_the_worker_that_holds_it(rig: Rig) ->
     assert (await http.get(f"/api/runs/{run_id}")).json()["last_heartbeat_at"] is None
     async with rig.worker():
         await hold.inside()
-        [worker] = await rig.sql("SELECT heartbeat_at FROM worker")
+        [worker] = await rig.sql("SELECT heartbeat_at FROM interlock.worker")
         for seen in ((await http.get(f"/api/runs/{run_id}")).json(), (await http.get("/api/runs")).json()["items"][0]):
             assert seen["last_heartbeat_at"] == worker["heartbeat_at"].isoformat()
         canceled = await http.post(f"/api/runs/{run_id}/cancel")
@@ -148,9 +148,9 @@ async def test_a_lane_whose_worker_was_lost_has_no_credit_for_having_slept(rig: 
     await rig.apply("{name: w, steps: [{id: a, tool: t.none}]}", other)
     await rig.start("w")
     await rig.claim_by_hand()
-    await rig.sql("UPDATE lane SET active = false WHERE tenant_id = $1", rig.admin.tenant_id)
+    await rig.sql("UPDATE interlock.queue SET has_work = false WHERE tenant_id = $1", rig.admin.tenant_id)
     await rig.start("w", who=other)
-    await rig.sql("UPDATE lane SET vtime = 1000 WHERE tenant_id = $1", other.tenant_id)
+    await rig.sql("UPDATE interlock.queue SET virtual_time = 1000 WHERE tenant_id = $1", other.tenant_id)
     rig.clock.advance(60)
     await rig.sweep()
-    assert [row["vtime"] for row in await rig.sql("SELECT vtime FROM lane WHERE active")] == [1000, 1000]
+    assert [row["virtual_time"] for row in await rig.sql("SELECT virtual_time FROM interlock.queue WHERE active")] == [1000, 1000]

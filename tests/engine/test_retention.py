@@ -50,7 +50,7 @@ async def ended_run(rig: Rig) -> UUID:
 
 
 async def entries_of(rig: Rig, run_id: UUID) -> int:
-    found: int = (await rig.sql("SELECT count(*) FROM entry WHERE run_id = $1", run_id))[0]["count"]
+    found: int = (await rig.sql("SELECT count(*) FROM interlock.journal_entry WHERE run_id = $1", run_id))[0]["count"]
     return found
 
 
@@ -68,7 +68,7 @@ async def old_run(rig: Rig) -> tuple[UUID, str]:
 
 async def later(rig: Rig, days: float) -> None:
     """Pretend that months were detached this many days ago."""
-    await rig.sql("UPDATE journal_month SET detached_at = detached_at - make_interval(secs => $1)", days * 86400)
+    await rig.sql("UPDATE interlock.journal_month SET detached_at = detached_at - make_interval(secs => $1)", days * 86400)
 
 
 # ---------------------------------------------------------------- clocks
@@ -79,7 +79,7 @@ async def test_an_engine_whose_clock_is_100_days_ahead_drops_nothing_of_today(ri
     rig.clock.advance(HUNDRED_DAYS)
     await tend(rig)
     assert await entries_of(rig, run_id)
-    assert not await rig.sql("SELECT FROM journal_month")
+    assert not await rig.sql("SELECT FROM interlock.journal_month")
 
 
 @pytest.mark.parametrize("seconds", [HUNDRED_DAYS, 61, -61, -HUNDRED_DAYS])
@@ -88,7 +88,7 @@ async def test_a_process_whose_clock_is_wrong_deletes_nothing_and_says_so(
 ) -> None:
     run_id, _ = await old_run(rig)
     insert = (
-        "INSERT INTO idempotency (tenant_id, key, source, status, request_hash, response_status, response_body,"
+        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status, response_body,"
         " created_at, expires_at) VALUES ($1, 'k', 'api', 'completed', '', 200, '', now(), now() - interval '1 day')"
     )
     await rig.sql(insert, rig.admin.tenant_id)
@@ -96,7 +96,7 @@ async def test_a_process_whose_clock_is_wrong_deletes_nothing_and_says_so(
     with structlog.testing.capture_logs() as logs:
         await tend(rig)
     assert await entries_of(rig, run_id)
-    assert len(await rig.sql("SELECT FROM idempotency")) == 1
+    assert len(await rig.sql("SELECT FROM interlock.idempotency_record")) == 1
     said = next(line["detail"] for line in logs if line["event"] == "deletes_nothing")
     which = "ahead of" if seconds > 0 else "behind"
     assert said.startswith(f"The clock of this process is {abs(seconds):.0f} seconds {which} the database's.")
@@ -141,8 +141,8 @@ async def test_a_run_of_a_process_100_days_ahead_lands_in_this_month(rig: Rig, m
     move_process(HUNDRED_DAYS)
     await rig.database.compare_clocks()
     run_id = await ended_run(rig)
-    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM entry WHERE run_id = $1", run_id)
-    assert row["partition"] != "entry_rest"
+    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id)
+    assert row["partition"] != "journal_entry_rest"
 
 
 # ---------------------------------------------------------------- taking out, putting back, dropping
@@ -152,7 +152,7 @@ async def test_a_month_is_taken_out_first_and_dropped_after_the_grace_time(rig: 
     run_id, month = await old_run(rig)
     await tend(rig)
     assert not await entries_of(rig, run_id)
-    name = f"entry_{month.replace('-', '')}"
+    name = f"journal_entry_{month.replace('-', '')}"
     assert (await rig.sql(f"SELECT count(*) FROM {name}"))[0]["count"]
     await later(rig, 6.9)
     await tend(rig)
@@ -167,7 +167,7 @@ async def test_a_month_is_taken_out_first_and_dropped_after_the_grace_time(rig: 
 async def test_a_month_that_was_taken_out_cannot_be_changed(rig: Rig) -> None:
     _, month = await old_run(rig)
     await tend(rig)
-    name = f"entry_{month.replace('-', '')}"
+    name = f"journal_entry_{month.replace('-', '')}"
     for statement in (f"UPDATE {name} SET actor = 'x'", f"DELETE FROM {name}", f"TRUNCATE {name}"):
         with pytest.raises(Exception, match="append-only"):
             await rig.sql(statement)
@@ -181,7 +181,7 @@ async def test_a_month_that_is_kept_is_whole_again_and_stays_until_it_is_release
     assert await rig.journal(run_id) == before
     assert (await rig.http().get("/api/audit/verify")).json()["ok"]
     with pytest.raises(Exception, match="append-only"):
-        await rig.sql("DELETE FROM entry WHERE run_id = $1", run_id)
+        await rig.sql("DELETE FROM interlock.journal_entry WHERE run_id = $1", run_id)
     await later(rig, 100)
     await tend(rig)
     assert await rig.journal(run_id) == before
@@ -198,7 +198,7 @@ async def test_what_was_dropped_or_never_was_cannot_be_kept(rig: Rig) -> None:
     for gone in (month, "1999-01"):
         with pytest.raises(NotFound, match=f"no month {gone}"):
             await retention.keep(rig.database, gone)
-    for odd in ("2026-13", "2026", "entry_202601", "2026-01; DROP TABLE run"):
+    for odd in ("2026-13", "2026", "journal_entry_202601", "2026-01; DROP TABLE interlock.run"):
         with pytest.raises(Invalid, match="Write it like 2026-01"):
             await retention.keep(rig.database, odd)
     with pytest.raises(Conflict, match="is not kept"):
@@ -217,8 +217,8 @@ async def test_two_processes_that_tend_at_once_take_a_month_out_once(rig: Rig) -
 async def test_the_database_refuses_whatever_a_process_believes(rig: Rig) -> None:
     """The statements check the date themselves: they refuse to drop this month for any process."""
     run_id = await ended_run(rig)
-    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM entry WHERE run_id = $1", run_id)
+    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id)
     assert await rig.database.value("detach_month", row["partition"], 0) is False
     assert await rig.database.value("drop_month", row["partition"], 0) is False
-    assert await rig.database.value("detach_month", "entry_rest", 0) is False
+    assert await rig.database.value("detach_month", "journal_entry_rest", 0) is False
     assert await entries_of(rig, run_id)

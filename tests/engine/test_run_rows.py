@@ -124,7 +124,7 @@ async def test_pending_fails_when_its_deadline_passes_in_the_queue(rig: Rig) -> 
     run = await rig.run(run_id)
     assert (run["status"], run["reason"], run["step"]["a"]["status"]) == ("failed", "timed_out", "canceled")
     assert (await rig.journal(run_id))[-1] == "run: pending -fail-> failed"
-    assert await rig.sql("SELECT * FROM ready") == []
+    assert await rig.sql("SELECT * FROM interlock.ready_run") == []
 
 
 async def test_pending_fails_when_its_first_gate_cannot_say_what_it_asks(rig: Rig) -> None:
@@ -143,7 +143,7 @@ async def test_pending_is_canceled_at_once(rig: Rig) -> None:
     assert (run["status"], run["reason"]) == ("canceled", "canceled_by_user")
     assert run["step"]["a"]["status"] == "canceled"
     assert (await rig.journal(run_id))[-1] == "run: pending -cancel-> canceled"
-    assert await rig.sql("SELECT * FROM ready") == []
+    assert await rig.sql("SELECT * FROM interlock.ready_run") == []
 
 
 async def test_a_run_whose_only_gate_is_not_wanted_starts_and_succeeds(rig: Rig) -> None:
@@ -179,7 +179,7 @@ async def test_running_holds_at_a_gate_and_gives_its_lease_back(rig: Rig) -> Non
             "ask: pending -open-> waiting_approval",
             "run: running -hold-> waiting_approval",
         ]
-        [row] = await rig.sql("SELECT lease_worker FROM run")
+        [row] = await rig.sql("SELECT lease_worker FROM interlock.run")
         assert row["lease_worker"] is None and run_id not in worker.drivers
 
 
@@ -192,7 +192,7 @@ async def test_running_parks_at_a_wait_and_gives_its_lease_back(rig: Rig) -> Non
         "rest: pending -park-> waiting_external",
         "run: running -park-> waiting_external",
     ]
-    [row] = await rig.sql("SELECT lease_worker, wake_at IS NOT NULL AS wakes FROM run")
+    [row] = await rig.sql("SELECT lease_worker, resume_at IS NOT NULL AS wakes FROM interlock.run")
     assert (row["lease_worker"], row["wakes"]) == (None, True)
 
 
@@ -224,7 +224,7 @@ async def test_running_with_a_step_in_flight_is_canceled_through_canceling(rig: 
     async with rig.worker():
         await hold.inside()
         await rig.cancel(run_id)
-        [row] = await rig.sql("SELECT status FROM run")
+        [row] = await rig.sql("SELECT status FROM interlock.run")
         assert row["status"] == "canceling"
         run = await rig.until(run_id, "canceled")
     assert hold.interrupted
@@ -331,7 +331,7 @@ async def test_waiting_approval_fails_when_nobody_decides_in_time(rig: Rig) -> N
     await rig.sweep()
     run = await rig.run(run_id)
     assert (run["status"], run["reason"]) == ("failed", "approval_expired")
-    [approval] = await rig.sql("SELECT status FROM approval")
+    [approval] = await rig.sql("SELECT status FROM interlock.approval")
     assert approval["status"] == "expired"
     assert (await rig.journal(run_id))[-1] == "run: waiting_approval -fail-> failed"
 
@@ -345,7 +345,7 @@ async def test_waiting_approval_fails_at_the_deadline_and_withdraws_its_question
     run = await rig.run(run_id)
     assert (run["status"], run["reason"]) == ("failed", "timed_out")
     assert (await rig.journal(run_id))[-1] == "run: waiting_approval -fail-> failed"
-    [approval] = await rig.sql("SELECT status FROM approval")
+    [approval] = await rig.sql("SELECT status FROM interlock.approval")
     assert approval["status"] == "canceled"
 
 
@@ -356,7 +356,7 @@ async def test_waiting_approval_is_canceled_at_once_and_withdraws_its_question(r
     run = await rig.run(run_id)
     assert (run["status"], {s["status"] for s in run["steps"]}) == ("canceled", {"canceled"})
     assert (await rig.journal(run_id))[-1] == "run: waiting_approval -cancel-> canceled"
-    [approval] = await rig.sql("SELECT status FROM approval")
+    [approval] = await rig.sql("SELECT status FROM interlock.approval")
     assert approval["status"] == "canceled"
 
 
@@ -417,8 +417,8 @@ async def test_canceling_fails_when_the_deadline_had_passed_before(rig: Rig) -> 
         rig.clock.advance(61)
 
         async def both(tx: Tx) -> None:
-            await runs.time_out(tx, rig.database, rig.plans, rig.admin.tenant_id, run_id)
-            await runs.cancel(tx, rig.database, rig.plans, rig.admin, run_id)
+            await runs.time_out(tx, rig.plans, rig.admin.tenant_id, run_id)
+            await runs.cancel(tx, rig.plans, rig.admin, run_id)
 
         await rig.database.run_in_transaction(both)
         run = await rig.until(run_id, "failed")

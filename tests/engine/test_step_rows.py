@@ -79,8 +79,8 @@ async def test_a_wait_parks_when_it_is_next_and_arrives_when_it_is_due(rig: Rig)
     await rig.apply(workflow("{id: rest, wait: {duration: '${input.long}'}}", "{id: a, tool: t.echo}"))
     start = rig.clock.freeze()
     run_id = await rig.start("w", {"long": "90s"})
-    [row] = await rig.sql("SELECT wake_at FROM run")
-    assert row["wake_at"] == start + timedelta(seconds=90)
+    [row] = await rig.sql("SELECT resume_at FROM interlock.run")
+    assert row["resume_at"] == start + timedelta(seconds=90)
     rig.clock.advance(90)
     await rig.sweep()
     run = await rig.work_until(run_id)
@@ -158,7 +158,7 @@ async def test_success_stores_output_and_cost_together(rig: Rig) -> None:
     )
     run = await rig.work_until(await rig.start("w"))
     assert (run["cost_usd"], run["step"]["a"]["cost_usd"], run["result"]) == (0.75, 0.25, {"billed": 0.5})
-    [row] = await rig.sql("SELECT cost_usd FROM run")
+    [row] = await rig.sql("SELECT cost_usd FROM interlock.run")
     assert row["cost_usd"] == 0.75
 
 
@@ -184,12 +184,12 @@ async def test_a_retryable_error_waits_two_to_the_n_times_the_base(rig: Rig, mon
         assert step["last_error"] == {"type": "ConnectionError", "message": "not now"}
         waits = (step["next_run_at"] - rig.clock.freeze()).total_seconds()
         assert delay <= waits < delay + 2
-        [row] = await rig.sql("SELECT status, lease_worker, wake_at FROM run")
-        assert (row["status"], row["lease_worker"], row["wake_at"]) == ("running", None, step["next_run_at"])
+        [row] = await rig.sql("SELECT status, lease_worker, resume_at FROM interlock.run")
+        assert (row["status"], row["lease_worker"], row["resume_at"]) == ("running", None, step["next_run_at"])
         # Not a moment before its time.
         rig.clock.advance(delay - 1)
         await rig.sweep()
-        assert await rig.sql("SELECT * FROM ready") == []
+        assert await rig.sql("SELECT * FROM interlock.ready_run") == []
         rig.clock.advance(3)
         await rig.sweep()
     run = await rig.work_until(run_id)
@@ -311,9 +311,9 @@ async def test_a_lost_step_is_reclaimed_under_a_new_token(rig: Rig) -> None:
         "run: running -succeed-> succeeded",
     ]
     assert (run["step"]["a"]["attempt"], run["resume_count"], len(seen)) == (2, 1, 1)
-    tokens = [row["token"] for row in await rig.sql("SELECT token FROM entry WHERE step = 'a' ORDER BY seq")]
+    tokens = [row["token"] for row in await rig.sql("SELECT token FROM interlock.journal_entry WHERE step = 'a' ORDER BY seq")]
     assert tokens == [2, 2]
-    [worker] = await rig.sql("SELECT status, reason FROM worker WHERE id = $1", me.id)
+    [worker] = await rig.sql("SELECT status, reason FROM interlock.worker WHERE id = $1", me.id)
     assert (worker["status"], worker["reason"]) == ("terminated", "heartbeat lost")
 
 
@@ -323,14 +323,14 @@ async def test_a_step_that_loses_its_worker_again_and_again_fails_as_orphaned(ri
     rig.clock.freeze()
     run_id = await rig.start("w")
     entries = (
-        "INSERT INTO entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, attempt, token, actor)"
+        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, attempt, token, actor)"
         " SELECT id, seq, tenant_id, now(), 'step_transition', 'a', 'running', 'reclaim', 'running', 2, 1, 'worker:x'"
-        "   FROM run"
+        "   FROM interlock.run"
     )
     for _ in range(rig.settings.max_reclaims + 1):
         _, [claimed] = await rig.claim_by_hand()
-        if claimed["lost"]:  # a driver's first write, before the driver is lost too
-            await rig.sql("UPDATE run SET seq = seq + 1")
+        if claimed["reclaimed"]:  # a driver's first write, before the driver is lost too
+            await rig.sql("UPDATE interlock.run SET seq = seq + 1")
             await rig.sql(entries)
         rig.clock.advance(6)
         await rig.sweep()

@@ -10,7 +10,7 @@ from tests.supervised.conftest import until
 from interlock.engine.ingress import schedules
 from interlock.engine.queueing import jobs, leases
 from interlock.engine.queueing.jobs import JobRequest
-from interlock.engine.writing.run_commands import fail_unreadable
+from interlock.engine.writing.deliver import fail_unreadable
 from interlock.ids import uuid7
 from interlock.worker import run_driver
 
@@ -39,7 +39,7 @@ def rig(rig: Rig) -> Rig:
 async def spoil(rig: Rig, workflow: str) -> None:
     """Simulate an upgrade that rejects a previously accepted definition, with empty caches."""
     source = '{"name": "list", "steps": [{"id": "a", "tool": "t.echo", "when": 1}]}'
-    await rig.sql("UPDATE workflow SET source = $2::text::jsonb WHERE name = $1", workflow, source)
+    await rig.sql("UPDATE interlock.workflow SET source = $2::text::jsonb WHERE name = $1", workflow, source)
     rig.plans._plans.clear()
 
 
@@ -52,20 +52,20 @@ async def test_it_ends_failed_says_why_and_nothing_else_is_affected(rig: Rig) ->
     async with rig.worker() as worker:
         run = await rig.until(bad)
         assert [(await rig.until(id))["status"] for id in good] == ["succeeded"] * 3
-        assert [row["id"] for row in await rig.sql("SELECT id FROM worker")] == [worker.me.id]
+        assert [row["id"] for row in await rig.sql("SELECT id FROM interlock.worker")] == [worker.me.id]
     assert (run["status"], run["reason"], run["steps"]) == ("failed", "resume_failed", [])
     assert run["error"]["message"].startswith(WHY)
     assert run["error"]["code"] == "RUN_RESUME_FAILED"
     assert (await rig.journal(bad))[-1] == "run: running -fail-> failed"
-    [claims] = await rig.sql("SELECT lease_token FROM run WHERE id = $1", bad)
+    [claims] = await rig.sql("SELECT lease_token FROM interlock.run WHERE id = $1", bad)
     assert claims["lease_token"] == 2, "the second to find that out ends it, though a third would take it at once"
-    assert [dict(row) for row in await rig.sql("SELECT in_flight FROM lane")] == [{"in_flight": 0}]
+    assert [dict(row) for row in await rig.sql("SELECT in_flight FROM interlock.queue")] == [{"in_flight": 0}]
 
 
 async def test_who_can_read_it_goes_on_with_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.apply(LIST)
     run_id = await rig.start("list")
-    (source,) = await rig.sql("SELECT source FROM workflow")
+    (source,) = await rig.sql("SELECT source FROM interlock.workflow")
     await spoil(rig, "list")
     monkeypatch.setattr(run_driver, "_MOST_READERS", 1000)
     given_back, times = asyncio.Event(), 0
@@ -82,7 +82,7 @@ async def test_who_can_read_it_goes_on_with_it(rig: Rig, monkeypatch: pytest.Mon
     async with rig.worker():
         await asyncio.wait_for(given_back.wait(), 20)
     await rig.sweep()  # it may have been claimed again at the last moment
-    await rig.sql("UPDATE workflow SET source = $1::text::jsonb", source["source"])
+    await rig.sql("UPDATE interlock.workflow SET source = $1::text::jsonb", source["source"])
     assert (await rig.work_until(run_id))["status"] == "succeeded"
 
 
@@ -104,10 +104,10 @@ async def test_what_is_said_to_it_while_it_waits_brings_it_to_its_end(rig: Rig, 
     run = await rig.work_until(run_id)
     assert (run["status"], run["reason"]) == ("failed", "resume_failed")
     assert (await rig.http().get(f"/api/runs/{run_id}")).json()["steps"] == []
-    assert [row["status"] for row in await rig.sql("SELECT status FROM approval")] == [
+    assert [row["status"] for row in await rig.sql("SELECT status FROM interlock.approval")] == [
         "approved" if what == "approve" else "canceled"
     ]
-    assert not await rig.sql("SELECT FROM inbox")
+    assert not await rig.sql("SELECT FROM interlock.run_command")
 
 
 async def test_an_event_that_it_waits_for_brings_it_to_its_end_too(rig: Rig) -> None:
@@ -135,7 +135,7 @@ async def test_its_parent_is_told(rig: Rig) -> None:
     parent = await rig.start("parent")
     async with rig.worker():
         await rig.until(parent, "waiting_external")
-        (child,) = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", parent)
+        (child,) = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", parent)
         await rig.until(child["id"], "waiting_approval")
         await spoil(rig, "gated")
     await rig.cancel(child["id"])
@@ -150,7 +150,7 @@ async def test_its_children_are_stopped(rig: Rig) -> None:
     parent = await rig.start("parent")
     async with rig.worker():
         await rig.until(parent, "waiting_external")
-        (child,) = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", parent)
+        (child,) = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", parent)
         await rig.until(child["id"], "waiting_approval")
     await spoil(rig, "parent")
     await rig.cancel(parent)
@@ -167,7 +167,7 @@ async def test_who_gives_it_up_changes_nothing_if_another_holds_it_by_then(rig: 
     await rig.database.run_in_transaction(
         lambda tx: fail_unreadable(tx, rig.database, row, "worker:other", "it cannot be read")
     )
-    [run] = await rig.sql("SELECT status, lease_worker IS NOT NULL AS held FROM run WHERE id = $1", run_id)
+    [run] = await rig.sql("SELECT status, lease_worker IS NOT NULL AS held FROM interlock.run WHERE id = $1", run_id)
     assert tuple(run) == ("running", True)
     assert (await rig.journal(run_id))[-1] == "run: pending -start-> running"
 
@@ -178,8 +178,8 @@ async def test_a_run_that_is_handed_back_keeps_its_place_under_the_cap(rig: Rig)
     me, [row] = await rig.claim_by_hand()
     await leases.hand_back(rig.database, me, row["id"], row["lease_token"])
     await rig.sweep()
-    assert [tuple(r) for r in await rig.sql("SELECT run_id, workflow FROM ready")] == [(first, "list")]
-    assert len(await rig.sql("SELECT FROM held_back")) == 1
+    assert [tuple(r) for r in await rig.sql("SELECT run_id, workflow FROM interlock.ready_run")] == [(first, "list")]
+    assert len(await rig.sql("SELECT FROM interlock.blocked_run")) == 1
 
 
 async def test_who_hands_it_back_too_late_takes_it_from_nobody(rig: Rig) -> None:
@@ -188,17 +188,17 @@ async def test_who_hands_it_back_too_late_takes_it_from_nobody(rig: Rig) -> None
     run_id = await rig.start("list")
     me, [row] = await rig.claim_by_hand()
     async with rig.database.connection() as connection, connection.transaction():
-        await connection.execute("SELECT FROM lane FOR UPDATE")
+        await connection.execute("SELECT FROM interlock.queue FOR UPDATE")
         late = asyncio.create_task(leases.hand_back(rig.database, me, row["id"], row["lease_token"]))
         waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         while not late.done() and not await rig.sql(waits):
             pass
-        await connection.execute("UPDATE run SET lease_token = lease_token + 1 WHERE id = $1", run_id)
+        await connection.execute("UPDATE interlock.run SET lease_token = lease_token + 1 WHERE id = $1", run_id)
     await late
-    [run] = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+    [run] = await rig.sql("SELECT lease_worker FROM interlock.run WHERE id = $1", run_id)
     assert run["lease_worker"] == me.id
-    assert not await rig.sql("SELECT FROM ready")
-    assert [lane["in_flight"] for lane in await rig.sql("SELECT in_flight FROM lane")] == [1]
+    assert not await rig.sql("SELECT FROM interlock.ready_run")
+    assert [lane["in_flight"] for lane in await rig.sql("SELECT in_flight FROM interlock.queue")] == [1]
 
 
 async def test_a_step_that_would_start_it_fails(rig: Rig) -> None:
@@ -217,14 +217,14 @@ async def test_a_job_of_it_fails_and_others_begin(rig: Rig) -> None:
 
     async def submitted(workflow: str) -> Any:
         new = await jobs.prepare(rig.plans, rig.admin, JobRequest(uuid7(), "a job", workflow, [{}]))
-        return (await rig.database.run_in_transaction(lambda tx: jobs.submit(tx, rig.database, rig.admin, new)))["id"]
+        return (await rig.database.run_in_transaction(lambda tx: jobs.submit(tx, rig.admin, new)))["id"]
 
     bad, good = await submitted("list"), await submitted("good")
     await spoil(rig, "list")
 
     async def ended() -> Any:
         await rig.sweep()
-        rows = await rig.sql("SELECT id, status, reason FROM job WHERE completed_at IS NOT NULL")
+        rows = await rig.sql("SELECT id, status, reason FROM interlock.job WHERE completed_at IS NOT NULL")
         return {row["id"]: (row["status"], row["reason"]) for row in rows} if len(rows) == 2 else None
 
     async with rig.worker(), rig.worker():
@@ -239,7 +239,7 @@ async def test_a_schedule_of_it_goes_on_and_its_runs_say_why_they_fail(rig: Rig)
     await spoil(rig, "list")
     rig.clock.advance(61)
     assert await schedules.start_due(rig.database, rig.plans) == 1
-    (run_id,) = [row["id"] for row in await rig.sql("SELECT id FROM run")]
+    (run_id,) = [row["id"] for row in await rig.sql("SELECT id FROM interlock.run")]
     assert (await rig.work_until(run_id))["error"]["message"].startswith(WHY)
 
 
@@ -254,8 +254,8 @@ async def test_its_workflows_cap_holds_though_whoever_starts_it_cannot_read_that
     await spoil(rig, "list")
     rig.clock.advance(181)
     assert await schedules.start_due(rig.database, rig.plans) == 3
-    assert len(await rig.sql("SELECT FROM ready")) == room
-    assert len(await rig.sql("SELECT FROM held_back")) == 3 - room
+    assert len(await rig.sql("SELECT FROM interlock.ready_run")) == room
+    assert len(await rig.sql("SELECT FROM interlock.blocked_run")) == 3 - room
 
 
 async def test_who_asks_for_it_is_told_that_it_cannot_be_read(rig: Rig) -> None:

@@ -181,8 +181,8 @@ async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_th
             await rig.until(run_id, "waiting_external")
     await child_runs.wake_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5)
     assert [(await rig.run(run_id))["status"] for run_id in waiting] == ["running"] * 3
-    [(ready,)] = await rig.sql("SELECT count(*) FROM ready")
-    [(held,)] = await rig.sql("SELECT count(*) FROM held_back")
+    [(ready,)] = await rig.sql("SELECT count(*) FROM interlock.ready_run")
+    [(held,)] = await rig.sql("SELECT count(*) FROM interlock.blocked_run")
     assert (ready, held) == (1, 2)
     deploy(rig, first, max_concurrency=1)
     async with rig.worker():

@@ -55,7 +55,7 @@ async def test_a_childs_result_is_the_steps_output(rig: Rig) -> None:
         ("grandchild", "run", str(run["id"]), "system", "admin"),
         ("sub", "run", str(run["id"]), "system", "admin"),
     ]
-    assert await rig.sql("SELECT FROM errand") == []
+    assert await rig.sql("SELECT FROM interlock.run_signal") == []
 
 
 async def test_a_child_that_fails_is_an_exception_in_its_parent(rig: Rig) -> None:
@@ -100,10 +100,10 @@ async def test_whoever_asked_for_the_parent_asks_for_the_child(rig: Rig) -> None
     run_id = await rig.start("parent", who=operator)
     async with rig.worker():
         await rig.until(run_id, "waiting_external")
-        found = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        found = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
         await rig.until(found[0]["id"], "waiting_approval")
-        [row] = await rig.sql("SELECT requested_by, requester FROM run WHERE id = $1", found[0]["id"])
-        [mine] = await rig.sql("SELECT requested_by, requester FROM run WHERE id = $1", run_id)
+        [row] = await rig.sql("SELECT requested_by, requester FROM interlock.run WHERE id = $1", found[0]["id"])
+        [mine] = await rig.sql("SELECT requested_by, requester FROM interlock.run WHERE id = $1", run_id)
         assert tuple(row) == tuple(mine) and row["requested_by"] == operator.actor
         await rig.approve(found[0]["id"])
         assert (await rig.until(run_id, "x"))["status"] == "succeeded"
@@ -130,16 +130,16 @@ async def test_a_tree_of_fifty_runs_in_flight_is_stopped_from_its_root(rig: Rig)
                 held.entered.clear()
                 await held.inside()
             await rig.cancel(root)
-            while await rig.sql("SELECT FROM run WHERE completed_at IS NULL"):
+            while await rig.sql("SELECT FROM interlock.run WHERE completed_at IS NULL"):
                 await child_runs.deliver(rig.database, rig.plans)
                 await asyncio.sleep(0)
         await worker.idle()
-    ended = await rig.sql("SELECT status, reason, count(*) FROM run GROUP BY 1, 2 ORDER BY 3")
+    ended = await rig.sql("SELECT status, reason, count(*) FROM interlock.run GROUP BY 1, 2 ORDER BY 3")
     counted = {(row["status"], row["reason"]): row["count"] for row in ended}
     assert counted == {("canceled", "canceled_by_user"): 1, ("canceled", "canceled_by_parent"): 49}
     assert held.interrupted
     await child_runs.deliver(rig.database, rig.plans)
-    assert await rig.sql("SELECT FROM errand") == []
+    assert await rig.sql("SELECT FROM interlock.run_signal") == []
 
 
 async def test_a_parent_that_runs_out_of_time_takes_its_children_with_it(rig: Rig) -> None:
@@ -155,7 +155,7 @@ async def test_a_parent_that_runs_out_of_time_takes_its_children_with_it(rig: Ri
     rig.clock.freeze()
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
-        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        [made] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
         await rig.until(made["id"], "waiting_external")
         await worker.idle()
     rig.clock.advance(3700)
@@ -215,9 +215,9 @@ async def test_a_child_cannot_be_without_a_parent(rig: Rig) -> None:
     await rig.apply(SUB)
     run_id = await rig.start("sub")
     with pytest.raises(asyncpg.CheckViolationError, match="run_parent_step"):
-        await rig.sql("UPDATE run SET parent_step = 'x' WHERE id = $1", run_id)
+        await rig.sql("UPDATE interlock.run SET parent_step = 'x' WHERE id = $1", run_id)
     with pytest.raises(asyncpg.CheckViolationError, match="run_awaits_flow"):
-        await rig.sql("UPDATE run SET awaits_flow = 'x' WHERE id = $1", run_id)
+        await rig.sql("UPDATE interlock.run SET awaits_flow = 'x' WHERE id = $1", run_id)
 
 
 async def test_a_retried_flow_takes_over_all_but_the_failure_that_ended_it(rig: Rig) -> None:
@@ -297,7 +297,7 @@ steps:
     rig.clock.freeze()
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
-        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        [made] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
         await rig.until(made["id"], "waiting_external")
         rig.clock.advance(3601)
         await rig.sweep()
@@ -326,7 +326,7 @@ async def test_a_child_whose_input_has_no_value_fails_its_step(rig: Rig) -> None
     run = await rig.work_until(await rig.start("outer", {}))
     assert (run["status"], run["reason"], run["error"]["step"]) == ("failed", "terminal_error", "sub")
     assert "input.n" in run["error"]["message"]
-    assert await rig.sql("SELECT FROM run WHERE parent_run_id IS NOT NULL") == []
+    assert await rig.sql("SELECT FROM interlock.run WHERE parent_run_id IS NOT NULL") == []
 
 
 async def test_a_parent_that_is_stopped_in_the_middle_of_a_step_stops_its_children(rig: Rig) -> None:
@@ -347,7 +347,7 @@ async def test_a_parent_that_is_stopped_in_the_middle_of_a_step_stops_its_childr
     run_id = await rig.start("parent")
     async with rig.worker() as worker:
         await held.inside()
-        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        [made] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
         await rig.until(made["id"], "waiting_external")
         await rig.cancel(run_id)
         assert (await rig.until(run_id, "x"))["status"] == "canceled"
@@ -380,13 +380,13 @@ async def test_runs_of_a_flow_with_a_cap_are_held_back_and_so_are_children(rig: 
     async with rig.worker():
         await held.inside()
         await rig.until(run_id, "waiting_external")
-        [(waiting,)] = await rig.sql("SELECT count(*) FROM held_back")
-        [(leased,)] = await rig.sql("SELECT count(*) FROM run WHERE capped AND lease_worker IS NOT NULL")
+        [(waiting,)] = await rig.sql("SELECT count(*) FROM interlock.blocked_run")
+        [(leased,)] = await rig.sql("SELECT count(*) FROM interlock.run WHERE has_concurrency_limit AND lease_worker IS NOT NULL")
         assert (held.entries, waiting, leased) == (1, 3, 1)
         held.release.set()
         assert (await rig.until(run_id, "x"))["status"] == "succeeded"
         assert (await rig.until(alone, "x"))["status"] == "succeeded"
-    assert await rig.sql("SELECT FROM held_back") == []
+    assert await rig.sql("SELECT FROM interlock.blocked_run") == []
 
 
 async def test_children_take_places_in_their_tenants_minute(rig: Rig) -> None:
@@ -401,7 +401,7 @@ async def test_children_take_places_in_their_tenants_minute(rig: Rig) -> None:
     run_id = await rig.start("parent", who=who)
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
-        [(waiting,)] = await rig.sql("SELECT count(*) FROM run WHERE status = 'pending' AND wake_at IS NOT NULL")
+        [(waiting,)] = await rig.sql("SELECT count(*) FROM interlock.run WHERE status = 'pending' AND resume_at IS NOT NULL")
         assert waiting == 2
         await worker.idle()
     rig.clock.advance(60)
@@ -439,7 +439,7 @@ async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Ri
     run_id = await rig.start("undone")
     async with rig.worker():
         await rig.until(run_id, "waiting_approval")
-        [made] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+        [made] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
         await rig.until(made["id"], "waiting_external")
         await (rig.approve(run_id) if how == "fails" else rig.cancel(run_id))
         await undoing.inside()
@@ -449,4 +449,4 @@ async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Ri
         run = await rig.until(run_id, "x")
     assert (run["status"], run["step"]["sub"]["status"]) == ("failed" if how == "fails" else "canceled", "canceled")
     await child_runs.deliver(rig.database, rig.plans)
-    assert await rig.sql("SELECT FROM errand") == []
+    assert await rig.sql("SELECT FROM interlock.run_signal") == []

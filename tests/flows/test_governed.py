@@ -186,8 +186,8 @@ async def test_no_secret_of_a_flow_is_written_down(rig: Rig, shop: Shop) -> None
     await rig.approve(run_id)
     run = await rig.work_until(run_id)
     assert (run["status"], seen) == ("succeeded", ["Bearer hush-hush 4711-pin seen"]), run["error"]
-    written = str([tuple(row) for row in await rig.sql("SELECT * FROM entry")])
-    written += str([tuple(row) for row in await rig.sql("SELECT * FROM receipt")])
+    written = str([tuple(row) for row in await rig.sql("SELECT * FROM interlock.journal_entry")])
+    written += str([tuple(row) for row in await rig.sql("SELECT * FROM interlock.receipt")])
     assert "seen" in written and "hush-hush" not in written and "4711-pin" not in written
 
 

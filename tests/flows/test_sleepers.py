@@ -46,7 +46,7 @@ async def test_sleeping_flows_cost_the_worker_nothing(rig: Rig, url: str, tmp_pa
     )
 
     async def asleep(number: int) -> bool:
-        query = "SELECT count(*) AS n FROM run WHERE status = 'waiting_external' AND lease_worker IS NULL"
+        query = "SELECT count(*) AS n FROM interlock.run WHERE status = 'waiting_external' AND lease_worker IS NULL"
         return bool((await rig.sql(query))[0]["n"] == number)
 
     try:

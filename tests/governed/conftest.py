@@ -106,7 +106,7 @@ async def kill(rig: Rig, task: "asyncio.Task[None]") -> None:
     busy = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
     while len(await rig.sql(busy)) > 1:
         pass
-    await rig.sql("DELETE FROM seat")  # and so would the dead worker's open seat
+    await rig.sql("DELETE FROM interlock.dispatch_slot")  # and so would the dead worker's open seat
 
 
 async def notice(rig: Rig) -> None:

@@ -92,7 +92,7 @@ async def test_a_high_write_waits_for_two_other_people_and_then_runs_once(stocke
     run = await shop.ended(run_id)
     assert (run["status"], run["result"]) == ("succeeded", {"refunded": 50})
     assert shop.done == ["look", "note", "refund ch_1 50"]
-    used = await rig.sql("SELECT approval_id::text, receipt_id::text FROM consumption")
+    used = await rig.sql("SELECT approval_id::text, receipt_id::text FROM interlock.approval_use")
     receipt = (await shop.receipts(run_id))[1]
     assert [tuple(row) for row in used] == [(id, receipt["id"])]
     assert (receipt["status"], receipt["idempotency_key"]) == ("succeeded", "refund:ch_1")
@@ -146,7 +146,7 @@ async def test_an_approval_is_used_once_also_when_its_action_takes_several_tries
     run = await shop.ended(run_id)
     assert run["status"] == "succeeded"
     assert len(keys) == 3 and len(set(keys)) == 1
-    assert len(await rig.sql("SELECT * FROM consumption")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.approval_use")) == 1
     assert [(r["status"], r["idempotency_key"]) for r in await shop.receipts(run_id)] == [("succeeded", keys[0])]
 
 
@@ -232,7 +232,7 @@ async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retri
         await rig.until(first)
         _, again = await helper.post(f"/api/runs/{first}/retry")
         await rig.until_journal(again["id"], "sub: pending -park-> waiting_external")
-        [child] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", UUID(again["id"]))
+        [child] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", UUID(again["id"]))
         await rig.until(child["id"], "waiting_approval")
     question = await shop.question(child["id"])
     for person in (asker, helper):
@@ -243,7 +243,7 @@ async def test_who_asked_for_a_run_does_not_approve_it_after_somebody_else_retri
     _, third = await helper.post(f"/api/runs/{again['id']}/retry")
     async with rig.worker():
         await rig.until_journal(third["id"], "sub: pending -park-> waiting_external")
-        [child] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", UUID(third["id"]))
+        [child] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", UUID(third["id"]))
         assert (await rig.until(child["id"], "waiting_approval"))["status"] == "waiting_approval"
     question = await shop.question(child["id"])
     assert (await (await shop.person("other")).approve(question["id"]))[1]["status"] == "approved"
@@ -338,7 +338,7 @@ async def test_a_policy_that_changed_after_the_approval_asks_again(stocked: Shop
         assert (await person.approve(again["id"]))[0] == 200
     assert (await shop.ended(run_id))["status"] == "succeeded"
     assert shop.done == ["mail ada: hi"]
-    assert len(await rig.sql("SELECT * FROM consumption")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.approval_use")) == 1
 
 
 async def test_a_run_that_is_held_at_a_second_try_waits_for_people_and_for_no_clock(shop: Shop, rig: Rig) -> None:
@@ -363,7 +363,7 @@ async def test_a_run_that_is_held_at_a_second_try_waits_for_people_and_for_no_cl
 
     assert (await (await shop.person("one")).approve(question["id"]))[1]["status"] == "requested"
     await rig.sweep()
-    [row] = await rig.sql("SELECT status, wake_at FROM run WHERE id = $1", run_id)
+    [row] = await rig.sql("SELECT status, resume_at FROM interlock.run WHERE id = $1", run_id)
     assert tuple(row) == ("waiting_approval", None)
     assert (await (await shop.person("two")).approve(question["id"]))[1]["status"] == "approved"
     assert ((await shop.ended(run_id))["status"], tries) == ("succeeded", [1, 2])
@@ -450,7 +450,7 @@ async def test_an_approval_is_enough_where_less_is_asked_for_now(stocked: Shop, 
         assert (await (await shop.person(name)).approve(question["id"]))[0] == 200
     _redeployed(rig, "shop.refund", "med")
     assert (await shop.ended(run_id))["status"] == "succeeded"
-    assert [r["approval_id"] for r in await rig.sql("SELECT approval_id::text FROM consumption")] == [question["id"]]
+    assert [r["approval_id"] for r in await rig.sql("SELECT approval_id::text FROM interlock.approval_use")] == [question["id"]]
 
 
 async def test_a_policy_that_denies_after_the_approval_has_the_last_word(stocked: Shop, rig: Rig) -> None:
@@ -677,6 +677,6 @@ async def test_a_vote_that_decides_nothing_yet_is_noted_also_while_a_worker_hold
         assert (await rig.until(run_id))["status"] == "succeeded"
     journal = await rig.journal(run_id)
     assert journal.count("approval_vote") == 1
-    (said,) = await rig.sql("SELECT actor, step, data FROM entry WHERE type = 'approval_vote'")
+    (said,) = await rig.sql("SELECT actor, step, data FROM interlock.journal_entry WHERE type = 'approval_vote'")
     assert "ann" in said["actor"]
     assert (said["step"], orjson.loads(said["data"])) == ("ask", {"approval_id": asked["id"], "votes": 1})

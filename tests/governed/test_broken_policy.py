@@ -58,8 +58,8 @@ async def bank(shop: Shop, rig: Rig) -> Shop:
 
 async def _put_in_force(rig: Rig, text: str) -> None:
     """Bypass the check on publishing: an older version, another tool or a manual change in the database could do so."""
-    await rig.sql("INSERT INTO policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text)
-    await rig.sql("UPDATE lane SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
+    await rig.sql("INSERT INTO interlock.policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text)
+    await rig.sql("UPDATE interlock.queue SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
 
 
 async def _denied(shop: Shop, *words: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ async def test_a_policy_that_permits_nothing_denies_and_names_the_tool(bank: Sho
 
 
 async def test_a_tenant_whose_policy_is_gone_may_do_nothing(bank: Shop, rig: Rig) -> None:
-    await rig.sql("UPDATE lane SET policy_version = 7")
+    await rig.sql("UPDATE interlock.queue SET policy_version = 7")
     await _denied(bank, "no policy", "interlock policy apply")
 
 
@@ -160,7 +160,7 @@ async def test_an_answer_that_makes_no_sense_denies(
 
 async def test_a_gate_that_breaks_itself_denies_and_the_run_ends(bank: Shop, rig: Rig) -> None:
     run_id = await bank.start(bank.admin, "pay")
-    await rig.sql("UPDATE run SET requester = '[1]' WHERE id = $1", run_id)
+    await rig.sql("UPDATE interlock.run SET requester = '[1]' WHERE id = $1", run_id)
     run = await bank.ended(run_id)
     assert (run["status"], run["reason"], bank.done) == ("failed", "policy_denied", [])
     assert "could not be judged" in run["error"]["message"]
@@ -232,4 +232,4 @@ async def test_evaluating_an_action_says_what_would_happen_and_does_nothing(bank
     assert (status, body["code"]) == (422, "ACTION_INVALID")
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.steal"})
     assert (status, body["code"]) == (422, "TOOL_NOT_FOUND")
-    assert bank.done == [] and await rig.sql("SELECT * FROM receipt") == []
+    assert bank.done == [] and await rig.sql("SELECT * FROM interlock.receipt") == []

@@ -38,7 +38,7 @@ async def acme(rig: Rig, clock: ManualClock) -> Principal:
 
 async def begun(rig: Rig) -> list[datetime | None]:
     """Return each run's start time, in the order of the requests."""
-    return [row["started_at"] for row in await rig.sql("SELECT started_at FROM run ORDER BY id")]
+    return [row["started_at"] for row in await rig.sql("SELECT started_at FROM interlock.run ORDER BY id")]
 
 
 async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
@@ -46,11 +46,11 @@ async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
 ) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(1000)]
     for at in range(0, 1000, 125):
-        await runs.start_many(rig.database, rig.database, acme, news[at : at + 125])
+        await runs.start_many(rig.database, acme, news[at : at + 125])
     for minute in range(17):
         if minute:
             clock.advance(30 if minute == 1 else 60)
-            await sweeps.wake_due(rig.database)
+            await sweeps.resume_due(rig.database)
         expected = min(60 * (minute + 1), 1000)
         async with rig.worker(capacity=100):
             await rig.until(news[expected - 1].id, seconds=60)
@@ -58,16 +58,16 @@ async def test_a_thousand_runs_begin_sixty_a_minute_in_order_and_none_is_lost(
         assert all(at is not None for at in seen[:expected]), minute
         assert all(at is None for at in seen[expected:]), minute
         assert seen[60 * minute : expected] == [clock.fixed] * (expected - 60 * minute)
-    done = await rig.sql("SELECT status, count(*) FROM run GROUP BY status")
+    done = await rig.sql("SELECT status, count(*) FROM interlock.run GROUP BY status")
     assert [tuple(row) for row in done] == [("succeeded", 1000)]
 
 
 async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: Principal, clock: ManualClock) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(200)]
-    await runs.start_many(rig.database, rig.database, acme, news)
+    await runs.start_many(rig.database, acme, news)
     clock.advance(600)
-    await sweeps.wake_due(rig.database)
-    queued = await rig.sql("SELECT run_id FROM ready WHERE turn < 0 ORDER BY turn")
+    await sweeps.resume_due(rig.database)
+    queued = await rig.sql("SELECT run_id FROM interlock.ready_run WHERE position < 0 ORDER BY position")
     assert [row["run_id"] for row in queued] == [new.id for new in news[60:]]
 
 
@@ -76,7 +76,7 @@ async def test_who_will_not_wait_is_told_when_to_come_back_and_takes_no_place(
 ) -> None:
     http = rig.http(await rig.key("op", "operator", tenant_id=acme.tenant_id))
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(59)]
-    await runs.start_many(rig.database, rig.database, acme, news)
+    await runs.start_many(rig.database, acme, news)
     body = {"workflow": "quick"}
     assert (await http.post("/api/runs?over_cap=refuse", json=body)).status_code == 201
     with structlog.testing.capture_logs() as logs:
@@ -101,7 +101,7 @@ WAIT = "{name: nap, steps: [{id: w, wait: {duration: 1h}}, {id: a, tool: t.quick
 async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
     """Return which runs left `pending`, and when, in that order."""
     rows = await rig.sql(
-        "SELECT run_id, at FROM entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
+        "SELECT run_id, at FROM interlock.journal_entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
     )
     return [(row["run_id"], row["at"]) for row in rows]
 
@@ -125,7 +125,7 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
         asked += [await rig.start(name, who=acme) for name in ("gate", "nap", "quick")]
         new_id = uuid7()
         await rig.database.run_in_transaction(
-            lambda tx, new_id=new_id: resume.retry(tx, rig.database, rig.plans, acme, failed, new_id)  # type: ignore[misc]
+            lambda tx, new_id=new_id: resume.retry(tx, rig.plans, acme, failed, new_id)  # type: ignore[misc]
         )
         asked.append(new_id)
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)
@@ -133,7 +133,7 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
     for minute in range(4):
         if minute:
             clock.advance(60)
-            await sweeps.wake_due(rig.database)
+            await sweeps.resume_due(rig.database)
         async with rig.worker() as worker:
             await rig.until(asked[: 5 * (minute + 1)][-1], "waiting_approval", "waiting_external")
             await settled(rig, worker)
@@ -149,7 +149,7 @@ async def test_runs_that_begin_with_a_gate_or_a_wait_or_again_take_places_too(
 async def settled(rig: Rig, worker: Worker) -> None:
     """Wait until the queue is empty and the worker holds nothing."""
     async with asyncio.timeout(20):
-        while await rig.sql("SELECT FROM ready") or worker.drivers:
+        while await rig.sql("SELECT FROM interlock.ready_run") or worker.drivers:
             pass
 
 
@@ -165,13 +165,13 @@ async def test_a_gate_over_the_cap_is_refused_to_who_will_not_wait(rig: Rig, acm
     assert (waits.status_code, waits.json()["status"]) == (201, "pending")
     canceled = await http.post(f"/api/runs/{waits.json()['id']}/cancel")
     assert canceled.json()["status"] == "canceled"
-    assert len(await rig.sql("SELECT FROM run")) == 2
+    assert len(await rig.sql("SELECT FROM interlock.run")) == 2
 
 
 async def test_places_are_given_once_each_however_many_ask_at_once(rig: Rig, acme: Principal) -> None:
     await rig.apply(GATE, acme)
     await asyncio.gather(*(rig.start(name, who=acme) for name in ("gate", "quick") * 40))
-    rows = await rig.sql("SELECT count(*) FROM run GROUP BY wake_at ORDER BY wake_at NULLS FIRST")
+    rows = await rig.sql("SELECT count(*) FROM interlock.run GROUP BY resume_at ORDER BY resume_at NULLS FIRST")
     assert [row["count"] for row in rows] == [60, 20]
 
 
@@ -179,14 +179,14 @@ async def test_a_run_asked_for_twice_takes_one_place(rig: Rig, acme: Principal) 
     await rig.apply(GATE, acme)
     new = await runs.prepare(rig.plans, acme, "gate")
     for _ in range(2):
-        await rig.database.run_in_transaction(lambda tx: runs.start_waiting(tx, rig.database, acme, new))
+        await rig.database.run_in_transaction(lambda tx: runs.start_waiting(tx, acme, new))
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)
     assert usage["runs_this_minute"] == 1
 
 
 async def test_usage_shows_each_tenant_its_own_and_the_operator_all(rig: Rig, acme: Principal) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(150)]
-    await runs.start_many(rig.database, rig.database, acme, news)
+    await runs.start_many(rig.database, acme, news)
     own = rig.http(await rig.key("v", "viewer", tenant_id=acme.tenant_id))
     (usage,) = (await own.get("/api/usage")).json()["items"]
     assert usage == {
@@ -209,14 +209,14 @@ async def test_a_key_of_one_workspace_does_not_see_every_tenant(rig: Rig, acme: 
 
 async def test_caps_are_changed_later_by_the_operator_alone(rig: Rig, acme: Principal, clock: ManualClock) -> None:
     news = [await runs.prepare(rig.plans, acme, "quick") for _ in range(60)]
-    await runs.start_many(rig.database, rig.database, acme, news)
+    await runs.start_many(rig.database, acme, news)
     changed = await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": 10, "weight": 2})
     assert (changed.status_code, changed.json()["max_runs_per_min"], changed.json()["weight"]) == (200, 10, 2.0)
     # The next run goes to the next minute, not to the minute that the old places would fill at the new size.
     new = await runs.prepare(rig.plans, acme, "quick")
-    await runs.start_many(rig.database, rig.database, acme, [new])
-    (row,) = await rig.sql("SELECT wake_at FROM run WHERE id = $1", new.id)
-    assert (row["wake_at"] - MINUTE).total_seconds() == 30
+    await runs.start_many(rig.database, acme, [new])
+    (row,) = await rig.sql("SELECT resume_at FROM interlock.run WHERE id = $1", new.id)
+    assert (row["resume_at"] - MINUTE).total_seconds() == 30
     await rig.http().patch("/api/tenants/acme", json={"max_runs_per_min": None, "max_concurrency": 3})
     (usage,) = await tenants.usage(rig.database, acme.tenant_id)
     assert (usage["max_runs_per_min"], usage["max_concurrency"], usage["weight"]) == (None, 3, 2.0)

@@ -82,7 +82,7 @@ async def test_steps_that_only_read_leave_no_receipt_and_cost_one_statement_each
     run = await rig.work_until(await rig.start("f"))
     assert run["status"] == "succeeded"
     assert (commits.all, commits.long) == (5, 0)
-    assert await rig.sql("SELECT * FROM receipt") == []
+    assert await rig.sql("SELECT * FROM interlock.receipt") == []
 
 
 async def test_a_write_between_reads_costs_no_commit_of_its_own(
@@ -123,8 +123,8 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         worker.me = WorkerIdentity(uuid7(), "bench")
         await worker.policies.current(rig.admin.tenant_id)
         (row,) = await rig.sql(
-            "SELECT run.*, now() AS now, false AS fresh, false AS lost, false AS seated, max_writes_per_run FROM run"
-            " JOIN lane USING (tenant_id) WHERE run.id = $1", run_id,
+            "SELECT run.*, now() AS now, false AS is_new, false AS lost, false AS seated, max_writes_per_run FROM interlock.run"
+            " JOIN interlock.queue USING (tenant_id) WHERE run.id = $1", run_id,
         )  # fmt: skip
         driver = Driver(worker, row)
         await driver._load()

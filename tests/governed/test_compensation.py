@@ -134,7 +134,7 @@ async def test_a_cancel_undoes_and_nobody_is_asked_about_the_rest_meanwhile(
     assert (run["status"], log(run)) == ("canceling", [("hotel", "pending"), ("flight", "pending")])
     assert (run["step"]["gate"]["status"], run["step"]["news"]["status"]) == ("canceled", "canceled")
     assert (await shop.question(run_id, "canceled"))["step_key"] == "gate"
-    assert await rig.sql("SELECT FROM outside_wait") == []
+    assert await rig.sql("SELECT FROM interlock.event_subscription") == []
     run = await shop.ended(run_id)
     await agency.undone()
     assert (run["status"], run["reason"]) == ("canceled", "canceled_by_user")
@@ -162,7 +162,7 @@ async def test_a_cancel_in_the_middle_of_a_step_interrupts_it_and_undoes_the_oth
 
 async def test_a_run_that_takes_too_long_is_undone_too(shop: Shop, rig: Rig, agency: Agency) -> None:
     run_id = await at_gate(rig)
-    await rig.sql("UPDATE run SET deadline_at = now()")
+    await rig.sql("UPDATE interlock.run SET deadline_at = now()")
     rig.clock.advance(1)
     await rig.sweep()
     run = await shop.ended(run_id)
@@ -466,7 +466,7 @@ async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
         await hold.inside()
         # Sent before the run recorded its compensation, and read after it.
         word = ("cancel", None, "ann", '{"reason_code": "canceled_by_user", "said": null}', "canceling")
-        await rig.database.fetch("post_to_inbox", rig.clock(), run_id, *word)
+        await rig.database.fetch("post_to_inbox", run_id, *word)
         await heard.wait()
         hold.release.set()
         run = await rig.until(run_id)
@@ -489,8 +489,8 @@ async def test_a_failing_compensation_is_tried_again_with_backoff(shop: Shop, ri
         assert (run["status"], run["compensation"][0]["attempt"]) == ("canceling", attempt)
         assert run["compensation"][0]["last_error"]["message"] == "busy"
         # The run waits as every run does: without a lease.
-        [row] = await rig.sql("SELECT lease_worker, wake_at, status FROM run")
-        assert (row["lease_worker"], row["status"]) == (None, "canceling") and row["wake_at"] is not None
+        [row] = await rig.sql("SELECT lease_worker, resume_at, status FROM interlock.run")
+        assert (row["lease_worker"], row["status"]) == (None, "canceling") and row["resume_at"] is not None
         rig.clock.advance(60)
         await rig.sweep()
     run = await shop.ended(run_id)
@@ -585,8 +585,8 @@ async def test_a_compensation_that_policy_holds_waits_for_a_person(shop: Shop, r
     run_id, ann = await held(shop, rig)
     run = await rig.run(run_id)
     assert (run["status"], log(run)[0]) == ("canceling", ("hotel", "waiting_approval"))
-    [row] = await rig.sql("SELECT lease_worker FROM run")
-    assert row["lease_worker"] is None and await rig.sql("SELECT FROM ready") == []
+    [row] = await rig.sql("SELECT lease_worker FROM interlock.run")
+    assert row["lease_worker"] is None and await rig.sql("SELECT FROM interlock.ready_run") == []
     question = await shop.question(run_id)
     assert (question["step_key"], question["action"]["fields"]) == ("hotel:undo", {"booking": "hotel-1"})
     # A cancel now changes nothing: the run is compensating already and keeps its outcome.

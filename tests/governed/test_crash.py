@@ -252,7 +252,7 @@ async def test_a_worker_that_dies_at_any_line_from_gate_to_settle_repeats_no_eff
     for run_id in crash.lines:
         assert bank.times(run_id) == 1, crash.where[run_id]
         assert len(bank.keys[run_id]) == 1, "the same effect always has the same key"
-        receipts = await rig.sql("SELECT status FROM receipt WHERE run_id = $1", run_id)
+        receipts = await rig.sql("SELECT status FROM interlock.receipt WHERE run_id = $1", run_id)
         assert [r["status"] for r in receipts] == ["succeeded"], crash.where[run_id]
 
 

@@ -35,7 +35,7 @@ async def test_reads_pass_low_writes_leave_receipts_and_high_writes_wait(rig: Ri
     print(await rig.journal(run_id))
     assert run["status"] == "waiting_approval", run
     assert done == ["note"]
-    receipts = await rig.sql("SELECT status, tool FROM receipt")
+    receipts = await rig.sql("SELECT status, tool FROM interlock.receipt")
     assert [tuple(r) for r in receipts] == [("succeeded", "shop.note")]
 
     one, two = await rig.person("one", "approver"), await rig.person("two", "approver")
@@ -45,9 +45,9 @@ async def test_reads_pass_low_writes_leave_receipts_and_high_writes_wait(rig: Ri
     print(await rig.journal(run_id))
     assert (run["status"], run["result"]) == ("succeeded", {"refunded": 50}), run
     assert done == ["note", "shop:refund:ch_1:50"]
-    receipts = await rig.sql("SELECT status, tool, idempotency_key FROM receipt ORDER BY id")
+    receipts = await rig.sql("SELECT status, tool, idempotency_key FROM interlock.receipt ORDER BY id")
     assert [tuple(r) for r in receipts][1] == ("succeeded", "shop.refund", "shop:refund:ch_1:50")
-    assert len(await rig.sql("SELECT * FROM consumption")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.approval_use")) == 1
 
 
 async def test_a_write_without_a_declared_risk_waits_for_a_person(rig: Rig) -> None:

@@ -171,7 +171,7 @@ async def test_another_tenant_does_not_get_it(shop: Rig) -> None:
 async def _tenant(rig: Rig, tx: Any) -> UUID:
     from interlock.engine.access import tenants
 
-    row = await tenants.create_tenant(tx, rig.database, "other")
+    row = await tenants.create_tenant(tx, "other")
     found: UUID = row["id"]
     return found
 
@@ -181,16 +181,16 @@ async def test_many_makers_make_one_file(shop: Rig) -> None:
     await audit.seal_all(shop.database, shop.notary.signing)
     answers = await asyncio.gather(*(envelope_of(shop, run_id) for _ in range(5)))
     assert len(set(answers)) == 1
-    assert await shop.sql("SELECT count(*) AS n FROM evidence") == [(1,)]
+    assert await shop.sql("SELECT count(*) AS n FROM interlock.evidence") == [(1,)]
 
 
 async def test_a_maker_that_died_after_storing_is_followed_by_one_that_takes_its_file(shop: Rig) -> None:
     run_id = await refunded(shop)
     await audit.seal_all(shop.database, shop.notary.signing)
-    await shop.sql("CREATE TABLE copy AS SELECT * FROM evidence_due")
+    await shop.sql("CREATE TABLE copy AS SELECT * FROM interlock.evidence_due")
     first = await envelope_of(shop, run_id)
     async with tampering(shop, "evidence") as connection:
-        await connection.execute("DELETE FROM evidence; INSERT INTO evidence_due SELECT * FROM copy")
+        await connection.execute("DELETE FROM interlock.evidence; INSERT INTO interlock.evidence_due SELECT * FROM copy")
     assert await evidence.make_all_due(shop.database, shop.notary) == 1
     assert await envelope_of(shop, run_id) == first
 
@@ -199,31 +199,31 @@ async def test_a_run_that_ends_again_after_a_restore_gets_evidence_again(shop: R
     """A bundle of that name exists already, from the time that the restore undid (reliability V9)."""
     await refunded(shop)
     await shop.prove()
-    [row] = await shop.sql("SELECT name FROM evidence")
+    [row] = await shop.sql("SELECT name FROM interlock.evidence")
     artifacts = shop.settings.data_dir / "artifacts"
     first = artifacts / row["name"]
     other = await refunded(shop)
     await shop.prove()
-    [its] = await shop.sql("SELECT name FROM evidence WHERE run_id = $1", other)
+    [its] = await shop.sql("SELECT name FROM interlock.evidence WHERE run_id = $1", other)
     # As if the second run had ended differently before the restore: our own true bundle already has its name.
     (artifacts / its["name"]).chmod(0o600)
     (artifacts / its["name"]).write_bytes(first.read_bytes())
     async with tampering(shop, "evidence") as connection:
         await connection.execute(
-            "INSERT INTO evidence_due SELECT run_id, tenant_id, made_at FROM evidence WHERE run_id = $1", other
+            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence WHERE run_id = $1", other
         )
-        await connection.execute("DELETE FROM evidence WHERE run_id = $1", other)
+        await connection.execute("DELETE FROM interlock.evidence WHERE run_id = $1", other)
     for _ in range(2):  # the second signer finds the first one's file
         assert await evidence.make_all_due(shop.database, shop.notary) <= 1
     assert open_envelope(await envelope_of(shop, other)).statement["predicate"]["run"]["id"] == str(other)
     assert (artifacts / its["name"]).read_bytes() == first.read_bytes(), "the bundle of the first end stays"
-    assert not await shop.sql("SELECT FROM evidence_due"), "retention waits for nothing"
+    assert not await shop.sql("SELECT FROM interlock.evidence_due"), "retention waits for nothing"
 
 
 async def test_a_forged_file_in_its_place_is_not_taken(shop: Rig) -> None:
     run_id = await refunded(shop)
     await shop.prove()
-    [row] = await shop.sql("SELECT name FROM evidence")
+    [row] = await shop.sql("SELECT name FROM interlock.evidence")
     path = shop.settings.data_dir / "artifacts" / row["name"]
     path.chmod(0o600)
     path.write_bytes(path.read_bytes().replace(b"a", b"b", 1))
@@ -231,10 +231,10 @@ async def test_a_forged_file_in_its_place_is_not_taken(shop: Rig) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "EVIDENCE_CHANGED")
     async with tampering(shop, "evidence") as connection:
         await connection.execute(
-            "INSERT INTO evidence_due SELECT run_id, tenant_id, made_at FROM evidence; DELETE FROM evidence"
+            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence; DELETE FROM interlock.evidence"
         )
     assert await evidence.make_due(shop.database, shop.notary) == 1
-    assert await shop.sql("SELECT * FROM evidence") == []
+    assert await shop.sql("SELECT * FROM interlock.evidence") == []
     assert await evidence.make_due(shop.database, shop.notary) == 0  # retried later
 
 
@@ -254,7 +254,7 @@ async def test_after_a_rotation_old_evidence_and_the_chain_still_verify(shop: Ri
     old_file, old_key = await envelope_of(shop, first), shop.notary.signing.key()
     assert old_key is not None
     new_key = shop.notary.signing.rotate()
-    await shop.sql("DELETE FROM receipt")
+    await shop.sql("DELETE FROM interlock.receipt")
     second = await refunded(shop)
     await shop.prove()
     new_file, keyring = await envelope_of(shop, second), shop.notary.signing.trusted()
@@ -342,17 +342,17 @@ async def test_a_key_of_one_workspace_sees_the_chain_of_its_runs_only(shop: Rig)
 
 
 TAMPERED = {
-    "a changed byte": ("UPDATE entry SET actor = actor || 'x' WHERE run_id = $1 AND seq = 4", 4, "changed"),
-    "a deleted entry": ("DELETE FROM entry WHERE run_id = $1 AND seq = 5", 5, "deleted"),
+    "a changed byte": ("UPDATE interlock.journal_entry SET actor = actor || 'x' WHERE run_id = $1 AND seq = 4", 4, "changed"),
+    "a deleted entry": ("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = 5", 5, "deleted"),
     "two swapped": (
-        "UPDATE entry SET data = other.data, type = other.type, step = other.step, from_state = other.from_state,"
+        "UPDATE interlock.journal_entry SET data = other.data, type = other.type, step = other.step, from_state = other.from_state,"
         " event = other.event, to_state = other.to_state, attempt = other.attempt, output = other.output"
-        " FROM entry AS other WHERE entry.run_id = $1 AND other.run_id = $1"
+        " FROM interlock.journal_entry AS other WHERE journal_entry.run_id = $1 AND other.run_id = $1"
         " AND (entry.seq, other.seq) IN ((3, 6), (6, 3))",
         3,
         "changed",
     ),
-    "a cut tail": ("DELETE FROM entry WHERE run_id = $1 AND seq > 8", 9, "deleted"),
+    "a cut tail": ("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq > 8", 9, "deleted"),
 }
 
 
@@ -361,7 +361,7 @@ async def test_tampering_is_named_over_http(shop: Rig, how: str) -> None:
     run_id = await refunded(shop)
     await shop.prove()
     statement, seq, word = TAMPERED[how]
-    async with tampering(shop, "entry") as connection:
+    async with tampering(shop, "journal_entry") as connection:
         await connection.execute(statement, run_id)
     found = await verdict(shop)
     assert not found["ok"]
@@ -375,13 +375,13 @@ async def test_a_chain_cut_back_whole_is_found_with_the_checkpoints_of_evidence(
     run_id = await refunded(shop)
     await shop.prove()
     kept = open_envelope(await envelope_of(shop, run_id)).statement["predicate"]["checkpoints"]
-    async with tampering(shop, "entry", "seal", "checkpoint", "run") as connection:
+    async with tampering(shop, "journal_entry", "audit_link", "checkpoint", "run") as connection:
         await connection.execute(
-            "DELETE FROM entry USING seal WHERE (entry.run_id, entry.seq) = (seal.run_id, seal.seq) AND position > 1"
+            "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > 1"
         )
-        await connection.execute("DELETE FROM seal WHERE position > 1")
-        await connection.execute("DELETE FROM checkpoint WHERE number > 1")
-        await connection.execute("DELETE FROM run")
+        await connection.execute("DELETE FROM interlock.audit_link WHERE position > 1")
+        await connection.execute("DELETE FROM interlock.checkpoint WHERE number > 1")
+        await connection.execute("DELETE FROM interlock.run")
     assert (await verdict(shop))["ok"], "by itself the database cannot know"
     assert "the tail was cut" in (await verdict(shop, checkpoints=kept))["broken_at"]["why"]
     forged = [{**kept[-1], "position": 1}]
@@ -399,7 +399,7 @@ async def test_a_month_goes_only_when_its_going_is_signed(shop: Rig) -> None:
     key = shop.notary.signing.key()
 
     async def left() -> int:
-        found: int = (await shop.sql("SELECT count(*) FROM entry WHERE run_id = $1", run_id))[0]["count"]
+        found: int = (await shop.sql("SELECT count(*) FROM interlock.journal_entry WHERE run_id = $1", run_id))[0]["count"]
         return found
 
     await sweeps.tend(shop.database, key)

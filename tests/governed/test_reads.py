@@ -37,7 +37,7 @@ async def office(shop: Shop, rig: Rig) -> Shop:
 
 
 async def decisions(rig: Rig) -> list[Any]:
-    rows = await rig.sql("SELECT data -> 'decision' ->> 'answer' AS answer FROM entry WHERE data ? 'decision'")
+    rows = await rig.sql("SELECT data -> 'decision' ->> 'answer' AS answer FROM interlock.journal_entry WHERE data ? 'decision'")
     return [row["answer"] for row in rows]
 
 
@@ -50,7 +50,7 @@ async def test_a_read_that_is_forbidden_is_not_made(office: Shop, rig: Rig) -> N
     assert (allowed["result"], office.done) == ("the phone", ["phone"])
     # The store keeps both decisions, for evidence and backtests; neither read left a receipt.
     assert sorted(await decisions(rig)) == ["allow", "deny"]
-    assert await rig.sql("SELECT FROM receipt") == []
+    assert await rig.sql("SELECT FROM interlock.receipt") == []
     _, found = await office.admin.post("/api/policy/backtest", {"policy": READS})
     assert (found["decisions"], found["changed"]) == (2, 1)
 
@@ -66,7 +66,7 @@ async def test_a_read_can_be_held_for_people(office: Shop, rig: Rig) -> None:
     assert (await ann.approve(asked["id"], digest=asked["action"]["digest"]))[0] == 200
     run = await office.ended(run_id)
     assert (run["result"], office.done) == ("the salary", ["salary"])
-    (said,) = await rig.sql("SELECT data FROM entry WHERE step = 'look' AND to_state = 'succeeded'")
+    (said,) = await rig.sql("SELECT data FROM interlock.journal_entry WHERE step = 'look' AND to_state = 'succeeded'")
     assert f'"approval:{asked["id"]}"' in said["data"]
     again = await office.start(office.admin, "look", what="salary")
     assert (await office.held(again))["status"] == "requested", "a yes is for one step of one run"
@@ -82,7 +82,7 @@ async def test_without_a_rule_that_permits_reads_none_is_made(office: Shop) -> N
 
 async def test_a_broken_policy_denies_reads_too(office: Shop, rig: Rig) -> None:
     assert (await office.admin.publish(READS))[0] == 200
-    await rig.sql("UPDATE policy SET text = 'permit (principal, action, resource'")
+    await rig.sql("UPDATE interlock.policy SET text = 'permit (principal, action, resource'")
     run = await office.ended(await office.start(office.admin, "look", what="phone"))
     assert (run["reason"], office.done) == ("policy_denied", [])
     assert "not valid any more" in run["error"]["message"]

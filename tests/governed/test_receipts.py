@@ -94,7 +94,7 @@ async def test_what_the_database_has_no_room_for_costs_its_run_and_no_worker(
     run_id = await shop.start(shop.admin, "pay", amount=5, to=text)
     async with rig.worker() as worker:
         run = await rig.until(run_id)
-        (only,) = await rig.sql("SELECT id FROM worker")
+        (only,) = await rig.sql("SELECT id FROM interlock.worker")
         assert worker.me.id == only["id"]
     assert (run["status"], run["reason"], shop.done) == ("failed", "terminal_error", [])
 
@@ -105,7 +105,7 @@ async def test_the_same_effect_wanted_by_another_run_is_answered_by_its_receipt(
     first, second = await _paid(shop, amount=5, to="ada"), await _paid(shop, amount=5, to="ada")
     assert first["result"] == second["result"] == {"paid": 5, "id": "p_1"}
     assert shop.done == ["pay:ada 5"]
-    assert len(await rig.sql("SELECT * FROM receipt")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.receipt")) == 1
     assert await shop.receipts(second["id"]) == []
 
 
@@ -129,7 +129,7 @@ async def test_an_effect_that_failed_may_be_attempted_by_another_run(shop: Shop,
     await rig.apply(PAY)
     first, second = await _paid(shop, amount=5, to="ada"), await _paid(shop, amount=5, to="ada")
     assert (first["status"], second["status"]) == ("failed", "succeeded")
-    assert [(r["status"], str(r["run_id"])) for r in await rig.sql("SELECT * FROM receipt")] == [
+    assert [(r["status"], str(r["run_id"])) for r in await rig.sql("SELECT * FROM interlock.receipt")] == [
         ("succeeded", str(second["id"]))
     ]
 
@@ -142,7 +142,7 @@ async def test_another_tenant_may_use_the_same_key(shop: Shop, rig: Rig) -> None
     await _paid(shop, amount=5, to="ada")
     await rig.work_until(await rig.start("pay", {"amount": 6, "to": "ada"}, other))
     assert shop.done == ["pay:ada 5", "pay:ada 6"]
-    assert [r["status"] for r in await rig.sql("SELECT status FROM receipt")] == ["succeeded"] * 2
+    assert [r["status"] for r in await rig.sql("SELECT status FROM interlock.receipt")] == ["succeeded"] * 2
 
 
 async def test_two_runs_that_want_the_same_effect_at_the_same_moment_have_it_done_once(shop: Shop, rig: Rig) -> None:
@@ -162,7 +162,7 @@ async def _until_all_ended(rig: Rig, runs: list[UUID]) -> list[dict[str, Any]]:
             found = [await rig.run(run_id) for run_id in runs]
             if all(run["completed_at"] for run in found):
                 return found
-            await rig.database.pool.execute("UPDATE run SET wake_at = now() WHERE wake_at IS NOT NULL")
+            await rig.database.pool.execute("UPDATE interlock.run SET resume_at = now() WHERE resume_at IS NOT NULL")
             await rig.sweep()
 
 
@@ -178,8 +178,8 @@ async def test_an_intent_that_another_worker_declares_at_this_moment_is_waited_f
     async with database.pool.acquire() as one, database.pool.acquire() as two:
         transaction = one.transaction()
         await transaction.start()
-        assert await receipts.declare_intents(Tx(one), database, [(tenant, uuid7(), theirs)]) == {}
-        waiting = asyncio.create_task(receipts.declare_intents(Tx(two), database, [(tenant, uuid7(), mine)]))
+        assert await receipts.declare_intents(Tx(one), [(tenant, uuid7(), theirs)]) == {}
+        waiting = asyncio.create_task(receipts.declare_intents(Tx(two), [(tenant, uuid7(), mine)]))
         await _until_blocked(one, two)
         await transaction.commit()
         prior = (await waiting)[mine.id]
@@ -218,7 +218,7 @@ async def test_a_receipt_that_succeeded_is_final_in_the_row_itself(shop: Shop, r
     await rig.apply(PAY)
     await _paid(shop, amount=5, to="ada")
     with pytest.raises(asyncpg.PostgresError):
-        await rig.sql("UPDATE receipt SET status = 'failed'")
+        await rig.sql("UPDATE interlock.receipt SET status = 'failed'")
 
 
 # ---------------------------------------------------------------- interrupted calls
@@ -633,7 +633,7 @@ async def test_a_run_that_ends_after_its_worker_was_lost_leaves_no_effect_that_n
         rig.clock.freeze()
         task.cancel()
         await asyncio.wait([task])
-        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 minute'")
+        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 minute'")
         await rig.sweep()
         assert (await shop.admin.post(f"/api/runs/{run_id}/cancel"))[1]["status"] == "canceled"
     else:
@@ -741,7 +741,7 @@ async def test_undoing_that_asks_for_what_was_not_returned_says_so_and_may_be_as
     status, body = await shop.admin.post(reverse)
     assert (status, body["code"]) == (409, "NOT_REVERSIBLE")
     assert "output.id" in body["detail"]
-    assert await rig.sql("SELECT * FROM reversal") == []
+    assert await rig.sql("SELECT * FROM interlock.reversal") == []
 
 
 async def test_an_effect_is_undone_in_the_workspace_in_which_it_was_done(shop: Shop, rig: Rig) -> None:
@@ -874,7 +874,7 @@ async def test_what_did_not_happen_or_names_no_undo_or_lacks_its_input_is_not_re
         (receipt,) = await shop.receipts(run["id"])
         status, body = await shop.admin.post(f"/api/receipts/{receipt['id']}/reverse")
         assert (name, status, body["code"]) == (name, 409, code)
-    assert await rig.sql("SELECT * FROM reversal") == []
+    assert await rig.sql("SELECT * FROM interlock.reversal") == []
 
 
 async def test_receipts_show_shapes_and_not_values_except_what_the_tool_lets_them(shop: Shop, rig: Rig) -> None:

@@ -195,7 +195,7 @@ async def test_in_a_new_epoch_no_effect_is_repeated_on_a_guess(world: World, url
             assert "The database was restored to" in question["rationale"]["reason"]
             assert question["rationale"]["reason"].endswith("this may already have been done.")
             await answer(rig, question, happened=True)
-    [child] = await rig.sql("SELECT id FROM run WHERE parent_run_id = $1", run_id)
+    [child] = await rig.sql("SELECT id FROM interlock.run WHERE parent_run_id = $1", run_id)
     ours = [(run, step) for run, step, _ in asked if run != str(waiting)]
     assert ours == [(str(run_id), "once"), (str(child["id"]), "inner")]
     assert {what for what, _ in world.ledger.doubles()} == {"again"}, "the idempotent one, under the same key"
@@ -225,10 +225,10 @@ async def test_a_new_epoch_takes_every_lease_back_and_pauses_every_schedule(worl
     me, [row] = await rig.claim_by_hand()
     epoch = await restore.begin_epoch(rig.database)
     assert (epoch.runs, epoch.schedules) == (1, ["nightly"])
-    [run] = await rig.sql("SELECT lease_worker, lease_token FROM run WHERE id = $1", run_id)
+    [run] = await rig.sql("SELECT lease_worker, lease_token FROM interlock.run WHERE id = $1", run_id)
     assert run["lease_worker"] is None
     assert run["lease_token"] > row["lease_token"] + 2**31
-    [worker] = await rig.sql("SELECT status FROM worker WHERE id = $1", me.id)
+    [worker] = await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id)
     assert worker["status"] == "terminated"
     shown = (await rig.http().get("/api/schedules/nightly")).json()
     assert shown["next_at"] is None and "the database was restored" in shown["paused_why"]
@@ -311,7 +311,7 @@ async def test_a_worker_gives_its_run_back_when_the_database_has_gone_back(rig: 
         hold.release.set()
         async with asyncio.timeout(20):
             await worker.idle()
-        [run] = await rig.sql("SELECT status, lease_worker FROM run WHERE id = $1", run_id)
+        [run] = await rig.sql("SELECT status, lease_worker FROM interlock.run WHERE id = $1", run_id)
         assert (run["status"], run["lease_worker"], hold.entries) == ("running", None, 1)
         rig.database.went_back = None
         worker.claimer.look()
@@ -322,8 +322,8 @@ async def test_another_database_in_the_same_directory_is_no_restore(world: World
     rig, _run_id = await begun(world, url)
     await rig.prove()
     await restore.look(rig.database, world.settings.data_dir)
-    await rig.sql("UPDATE epoch SET id = gen_random_uuid()")
-    await rig.sql("ALTER TABLE checkpoint DISABLE TRIGGER ALL")
-    await rig.sql("DELETE FROM checkpoint")
+    await rig.sql("UPDATE interlock.epoch SET id = gen_random_uuid()")
+    await rig.sql("ALTER TABLE interlock.checkpoint DISABLE TRIGGER ALL")
+    await rig.sql("DELETE FROM interlock.checkpoint")
     await restore.look(rig.database, world.settings.data_dir)
     assert rig.database.went_back is None

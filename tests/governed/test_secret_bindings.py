@@ -69,7 +69,7 @@ async def test_a_policy_sees_which_secrets_an_action_carries(rig: Rig, given: li
     async with rig.worker():
         held = await end_of(rig, tool)
         assert (held["status"], given) == ("waiting_approval", [])
-        [approval] = await rig.sql("SELECT rule_ids FROM approval")
+        [approval] = await rig.sql("SELECT rule_ids FROM interlock.approval")
         assert approval["rule_ids"] == ["tok"]
         assert (await end_of(rig, "plain"))["status"] == "succeeded"
     assert given == ["${secrets.tok}"], "a text that only looks like a reference carries no secret"

@@ -111,7 +111,7 @@ async def everything(rig: Rig, lines: list[Any]) -> str:
     for path in (rig.settings.data_dir / "artifacts").rglob("*"):
         found += list(_contents(path))
     http = rig.http()
-    runs = [row["id"] for row in await rig.sql("SELECT id FROM run")]
+    runs = [row["id"] for row in await rig.sql("SELECT id FROM interlock.run")]
     paths = ["/api/secrets", "/api/approvals", "/api/audit", "/api/runs"]
     paths += [f"/api/runs/{run}{part}" for run in runs for part in ("", "/events", "/receipts", "/evidence")]
     found += [(await http.get(path)).text for path in paths]
@@ -192,7 +192,7 @@ async def test_people_approve_and_edit_what_names_a_secret(
 
     async def edit(tx: Tx) -> Any:
         return await approvals.edit(
-            tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"amount": 3}
+            tx, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"amount": 3}
         )
 
     await rig.database.run_in_transaction(edit)
@@ -213,7 +213,7 @@ async def test_what_an_approver_writes_is_text_and_no_secret(rig: Rig, bank: lis
 
     async def edit(tx: Tx) -> Any:
         return await approvals.edit(
-            tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch=patch
+            tx, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch=patch
         )
 
     await rig.database.run_in_transaction(edit)
@@ -239,7 +239,7 @@ async def test_an_action_that_names_a_secret_is_another_than_one_that_spells_it(
     for name, text in (("real", "${secrets.x_key}"), ("spelt", "$${secrets.x_key}"), ("real2", "${ secrets.x_key }")):
         await rig.apply(f"{{name: {name}, steps: [{{id: a, tool: a.b, input: {{text: '{text}'}}}}]}}")
         await rig.work_until(await rig.start(name))
-    digests = [row["action_digest"] for row in await rig.sql("SELECT action_digest FROM receipt ORDER BY id")]
+    digests = [row["action_digest"] for row in await rig.sql("SELECT action_digest FROM interlock.receipt ORDER BY id")]
     assert digests[0] == digests[2] != digests[1]
 
 
@@ -249,7 +249,7 @@ async def test_an_unknown_secret_fails_the_step_by_its_name(rig: Rig, bank: list
     assert (run["status"], run["reason"]) == ("failed", "terminal_error")
     assert run["error"]["message"] == "no secret bank_key; set it with `interlock secret set bank_key --tool TOOL`"
     assert bank == []
-    assert [r["status"] for r in await rig.sql("SELECT status FROM receipt")] == ["failed"]
+    assert [r["status"] for r in await rig.sql("SELECT status FROM interlock.receipt")] == ["failed"]
 
 
 async def test_what_libraries_log_meanwhile_is_scrubbed_too(
@@ -314,7 +314,7 @@ async def test_a_stored_secret_is_its_tenants_own_and_opens_nowhere_else(rig: Ri
     opened = await Secrets(rig.database).open(rig.admin.tenant_id, ["bank_key"], Use(None))
     assert opened.values == {"bank_key": VALUE} and VALUE not in repr(opened)
     columns = "name, version, nonce, ciphertext, tools, workspaces, created_at, created_by"
-    await rig.sql(f"INSERT INTO secret (tenant_id, {columns}) SELECT $1, {columns} FROM secret", other.tenant_id)
+    await rig.sql(f"INSERT INTO interlock.secret (tenant_id, {columns}) SELECT $1, {columns} FROM interlock.secret", other.tenant_id)
     with pytest.raises(Terminal, match="bank_key was encrypted with another key"):
         await Secrets(rig.database).open(other.tenant_id, ["bank_key"], Use(None))
     key = rig.settings.data_dir / "secrets.key"
@@ -452,7 +452,7 @@ async def test_secret_parameters_differ_by_a_keyed_hash_and_results_are_hidden(
     assert first["result"] == "[secret]"
     second = await rig.work_until(await rig.start("pins", {"parts": [7351, 9265], "fails": True}))
     assert second["error"]["message"] == "wrong pin [secret]"
-    receipts = await rig.sql("SELECT action_digest, idempotency_key FROM receipt ORDER BY id")
+    receipts = await rig.sql("SELECT action_digest, idempotency_key FROM interlock.receipt ORDER BY id")
     assert receipts[0]["action_digest"] != receipts[1]["action_digest"]
     assert receipts[0]["idempotency_key"].startswith("login:ada:[secret] ")
     text = await everything(rig, lines)
@@ -484,7 +484,7 @@ async def test_a_secret_parameter_cannot_be_edited_but_what_is_beside_it_can(rig
 
     async def edit(tx: Tx) -> Any:
         return await approvals.edit(
-            tx, rig.database, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"user": "bob"}
+            tx, rig.plans, rig.services.policies, one, UUID(asked["id"]), patch={"user": "bob"}
         )
 
     await rig.database.run_in_transaction(edit)
@@ -499,7 +499,7 @@ async def _publish(rig: Rig, text: str) -> None:
     from interlock.policy.policy import compile_policy
 
     policy = compile_policy(text, policies.facts(rig.tools))
-    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.database, rig.admin, text, policy.digest))
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.admin, text, policy.digest))
 
 
 def test_no_secret_of_whoever_runs_the_tests_is_used() -> None:

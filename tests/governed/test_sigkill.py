@@ -42,8 +42,8 @@ async def test_a_killed_worker_leaves_an_effect_done_once_or_in_doubt(
     happened = len(doomed.lines()) == 1
     assert happened == (place in ("after", "settle", "uncommitted"))
     intended = place != "declared"
-    assert len(await rig.sql("SELECT * FROM receipt WHERE status = 'attempted'")) == intended
-    await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour'")
+    assert len(await rig.sql("SELECT * FROM interlock.receipt WHERE status = 'attempted'")) == intended
+    await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour'")
     await rig.sweep()
     if kind == "neither" and intended:
         question = await shop.held(run_id)

@@ -35,7 +35,7 @@ class Crowd:
 
 async def in_flight(rig: Rig, workflow: str = "slow") -> int:
     rows = await rig.sql(
-        "SELECT (SELECT count(*) FROM run WHERE lease_worker IS NOT NULL AND workflow = $1) AS leased", workflow
+        "SELECT (SELECT count(*) FROM interlock.run WHERE lease_worker IS NOT NULL AND workflow = $1) AS leased", workflow
     )
     leased: int = rows[0]["leased"]
     return leased
@@ -44,8 +44,8 @@ async def in_flight(rig: Rig, workflow: str = "slow") -> int:
 async def places(rig: Rig) -> tuple[int, int, int]:
     """Return the leased, ready and held-back runs."""
     (row,) = await rig.sql(
-        "SELECT (SELECT count(*) FROM run WHERE lease_worker IS NOT NULL) AS leased,"
-        " (SELECT count(*) FROM ready) AS ready, (SELECT count(*) FROM held_back) AS held"
+        "SELECT (SELECT count(*) FROM interlock.run WHERE lease_worker IS NOT NULL) AS leased,"
+        " (SELECT count(*) FROM interlock.ready_run) AS ready, (SELECT count(*) FROM interlock.blocked_run) AS held"
     )
     return row["leased"], row["ready"], row["held"]
 
@@ -67,7 +67,7 @@ async def until_all_ended(rig: Rig, ids: list[UUID]) -> None:
 
 async def start(rig: Rig, workflow: str, number: int) -> list[UUID]:
     news = [await runs.prepare(rig.plans, rig.admin, workflow) for _ in range(number)]
-    await runs.start_many(rig.database, rig.database, rig.admin, news)
+    await runs.start_many(rig.database, rig.admin, news)
     return [new.id for new in news]
 
 
@@ -88,7 +88,7 @@ async def test_it_is_never_exceeded_and_others_pass_by(rig: Rig, number: int) ->
         assert await sampled(rig, 3, ended)
     assert (crowd.most, crowd.entered, free.entered) == (3, number, 40)
     assert await places(rig) == (0, 0, 0)
-    assert await sweeps.recount_lanes(rig.database) == 0
+    assert await sweeps.recount_queues(rig.database) == 0
 
 
 async def test_they_go_in_the_order_they_came(rig: Rig) -> None:
@@ -141,7 +141,7 @@ async def test_a_timer_that_is_due_waits_for_a_place_too(rig: Rig, clock: Manual
     )
     ids = [await rig.start("nap") for _ in range(3)]
     clock.advance(61)
-    assert await sweeps.wake_due(rig.database) == 3
+    assert await sweeps.resume_due(rig.database) == 3
     assert await places(rig) == (0, 1, 2)
     hold.release.set()
     async with rig.worker():
@@ -156,7 +156,7 @@ async def test_who_is_canceled_in_the_queue_lets_the_next_one_in(rig: Rig) -> No
     await rig.cancel(second)  # held back: it had no place
     assert await places(rig) == (0, 1, 1)
     await rig.cancel(first)
-    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [third]
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.ready_run")] == [third]
     # A command that fails leaves the run in its place.
     with pytest.raises(Conflict):
         await rig.approve(third)
@@ -200,7 +200,7 @@ async def test_a_run_that_is_given_back_keeps_its_place(rig: Rig, monkeypatch: p
     monkeypatch.setattr(Worker, "_drain", release_lease)
     async with rig.worker():
         await hold.inside()
-    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [ids[0]]
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.ready_run")] == [ids[0]]
     ids += await start(rig, "two", 1)
     assert await places(rig) == (0, 1, 2)
     async with rig.worker():
@@ -212,7 +212,7 @@ async def test_starts_at_the_same_moment_share_the_room(rig: Rig) -> None:
     await rig.apply(SLOW)
     news = [await runs.prepare(rig.plans, rig.admin, "slow") for _ in range(3)]
     async with rig.database.connection() as connection, connection.transaction():
-        await runs.start_many(Tx(connection), rig.database, rig.admin, news)
+        await runs.start_many(Tx(connection), rig.admin, news)
         second = asyncio.create_task(start(rig, "slow", 3))
         waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         while not second.done() and not await rig.sql(waits):
@@ -268,7 +268,7 @@ async def test_the_sweep_admits_a_run_that_finds_room(rig: Rig) -> None:
     rig.tool("t.slow")(Crowd().__call__)
     await rig.apply(SLOW)
     await start(rig, "slow", 5)
-    await rig.sql("DELETE FROM ready WHERE run_id = (SELECT min(run_id::text)::uuid FROM ready)")
+    await rig.sql("DELETE FROM interlock.ready_run WHERE run_id = (SELECT min(run_id::text)::uuid FROM interlock.ready_run)")
     assert await sweeps.admit_blocked(rig.database) == 1
     assert await places(rig) == (0, 3, 1)
     assert await sweeps.admit_blocked(rig.database) == 0

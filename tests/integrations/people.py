@@ -36,8 +36,8 @@ async def join(rig: Rig, name: str, user_id: str, role: str = "approver", **opti
 
 async def link(rig: Rig, who: Principal, user_id: str, team_id: str = TEAM) -> None:
     async def work(tx: Tx) -> None:
-        code, _ = await slack_links.new_code(tx, rig.database, who)
-        await slack_links.link(tx, rig.database, code, team_id, user_id)
+        code, _ = await slack_links.new_code(tx, who)
+        await slack_links.link(tx, code, team_id, user_id)
 
     await rig.database.run_in_transaction(work)
 
@@ -46,8 +46,8 @@ async def share(rig: Rig, who: Principal, team_id: str = TEAM) -> None:
     """Both tenants agree that people of the second act from the first one's Slack team."""
 
     async def work(tx: Tx) -> None:
-        await slack_links.offer(tx, rig.database, rig.admin, team_id, who.tenant)
-        await slack_links.accept(tx, rig.database, who.within(None), team_id)
+        await slack_links.offer(tx, rig.admin, team_id, who.tenant)
+        await slack_links.accept(tx, who.within(None), team_id)
 
     await rig.database.run_in_transaction(work)
 
@@ -57,7 +57,7 @@ async def waiting(rig: Rig, flow: str = GATE, name: str = "release", **input: An
     await use_settings(rig.database, rig.settings)
     await rig.apply(flow)
     run_id = await rig.start(name, input or {"version": "1.2"})
-    (approval,) = await rig.sql("SELECT * FROM approval WHERE run_id = $1", run_id)
+    (approval,) = await rig.sql("SELECT * FROM interlock.approval WHERE run_id = $1", run_id)
     return run_id, approval
 
 

@@ -39,7 +39,7 @@ async def asked_for(rig: Rig) -> Any:
     await rig.apply(REFUND)
     run_id = await rig.start("refund", {"charge": "ch_1", "amount": 50})
     await rig.work_until(run_id, "waiting_approval")
-    (approval,) = await rig.sql("SELECT * FROM approval WHERE run_id = $1", run_id)
+    (approval,) = await rig.sql("SELECT * FROM interlock.approval WHERE run_id = $1", run_id)
     return approval
 
 
@@ -62,7 +62,7 @@ async def test_an_approval_is_posted_as_a_card(rig: Rig, slack: Stub, dispatcher
         assert part in shown, part
     assert all(rule in shown for rule in approval["rule_ids"])
     assert button(posted, "interlock_approve") == f"{approval['id']}:{approval['digest']}"
-    assert [tuple(r) for r in await rig.sql("SELECT channel, ts FROM slack_card")] == [
+    assert [tuple(r) for r in await rig.sql("SELECT channel, ts FROM interlock.slack_card")] == [
         ("C0APPROVALS", "1700000000.000001")
     ]
 
@@ -87,12 +87,12 @@ async def test_a_tenant_without_slack_writes_no_message(rig: Rig) -> None:
     other = await rig.tenant("other")
     await rig.apply("name: a\nsteps:\n  - {id: ok, approval: {tier: low, summary: s}}", other)
     await rig.start("a", {}, other)
-    assert await rig.sql("SELECT * FROM outbox") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message") == []
 
 
 async def test_what_people_wrote_is_not_markup(rig: Rig) -> None:
     _, approval = await waiting(rig, version="<!channel> & <https://evil|click>")
-    row = await rig.database.row("card_of", None, approval["id"])
+    row = await rig.database.row("card_of", approval["id"])
     assert row is not None
     shown = card(row, [])
     assert "<!channel>" not in shown.text and "&lt;!channel&gt;" in shown.text
@@ -160,7 +160,7 @@ async def test_two_people_press_at_the_same_moment_and_it_is_decided_once(
     value = button(slack.at(POST)[0].json, "interlock_approve")
     answers = await asyncio.gather(*(send(rig, "actions", pressed(value, user)) for user in ("U1", "U2", "U1", "U2")))
     assert [a.status_code for a in answers] == [200] * 4
-    assert len(await rig.sql("SELECT * FROM vote")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.vote")) == 1
     journal = await rig.journal(run_id)
     assert sum("-grant->" in line for line in journal) == 1
     assert (await rig.run(run_id))["status"] == "succeeded"
@@ -182,7 +182,7 @@ async def test_one_approves_while_the_other_rejects(rig: Rig, slack: Stub, dispa
     )
     late = [a for a in (yes, no) if a.content]
     assert len(late) == 1 and "APPROVAL_DECIDED" in late[0].json()["text"]
-    assert len(await rig.sql("SELECT * FROM vote")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.vote")) == 1
     assert (await rig.run(run_id))["completed_at"]
 
 
@@ -229,7 +229,7 @@ async def test_refusals_come_back_to_who_pressed(rig: Rig, slack: Stub, dispatch
     assert "not known here" in await told("U1", "01890000-0000-7000-8000-000000000000:x")
     rig.clock.advance(9 * 86400)
     assert "APPROVAL_EXPIRED" in await told("U1")
-    assert len(await rig.sql("SELECT * FROM vote")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.vote")) == 1
 
 
 async def test_an_approval_of_another_tenant_or_workspace_is_unknown_to_a_slack_user(
@@ -242,13 +242,13 @@ async def test_an_approval_of_another_tenant_or_workspace_is_unknown_to_a_slack_
     await join(rig, "eve", "U6", "admin", tenant_id=other.tenant_id)
     value = button(slack.at(POST)[0].json, "interlock_approve")
     red = await join(rig, "red", "U7")
-    await rig.sql("UPDATE api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
+    await rig.sql("UPDATE interlock.api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
     told = set()
     for user in ("U6", "U7"):
         for pressed_on in (value, "01890000-0000-7000-8000-000000000000:x"):
             told.add((await send(rig, "actions", pressed(pressed_on, user))).json()["text"])
     assert told == {"This approval is not known here."}
-    assert await rig.sql("SELECT * FROM vote") == []
+    assert await rig.sql("SELECT * FROM interlock.vote") == []
 
 
 async def test_a_revoked_key_decides_nothing(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
@@ -258,7 +258,7 @@ async def test_a_revoked_key_decides_nothing(rig: Rig, slack: Stub, dispatcher: 
     assert (await rig.http().delete(f"/api/keys/{ada.key_id}")).status_code == 200
     answer = await send(rig, "actions", pressed(button(slack.at(POST)[0].json, "interlock_approve"), "U1"))
     assert "does not know you" in answer.json()["text"]
-    assert await rig.sql("SELECT * FROM vote") == []
+    assert await rig.sql("SELECT * FROM interlock.vote") == []
 
 
 async def test_replies_go_to_slack_and_nowhere_else(rig: Rig, slack: Stub, dispatcher: Dispatcher) -> None:
@@ -310,7 +310,7 @@ async def test_too_many_requests_are_tried_again_when_slack_says(rig: Rig, slack
     rig.clock.advance(1)
     await dispatcher.deliver_due()
     assert len(slack.at(POST)) == 3
-    rows = await rig.sql("SELECT attempts, failed, done_at IS NOT NULL AS done FROM outbox ORDER BY id")
+    rows = await rig.sql("SELECT attempts, failed, done_at IS NOT NULL AS done FROM interlock.outbox_message ORDER BY id")
     assert [tuple(r) for r in rows] == [(2, False, True), (1, False, True)]
 
 
@@ -323,7 +323,7 @@ async def test_failures_are_tried_again_with_growing_pauses_and_given_up_after_a
     pauses = []
     for _ in range(60):
         await dispatcher.deliver_due()
-        (row,) = await rig.sql("SELECT * FROM outbox WHERE event = 'approval.requested'")
+        (row,) = await rig.sql("SELECT * FROM interlock.outbox_message WHERE event = 'approval.requested'")
         if row["done_at"]:
             break
         pauses.append((row["due_at"] - rig.clock.freeze()).total_seconds())
@@ -331,7 +331,7 @@ async def test_failures_are_tried_again_with_growing_pauses_and_given_up_after_a
     assert pauses[:6] == [5, 30, 120, 600, 3600, 3600]
     assert row["failed"] and row["last_error"] == "Slack says invalid_auth"
     assert 23 * 3600 < (row["done_at"] - began).total_seconds() <= 24 * 3600
-    assert (await rig.sql("SELECT last_error, disabled_at FROM destination"))[0]["disabled_at"] is None
+    assert (await rig.sql("SELECT last_error, disabled_at FROM interlock.notification_target"))[0]["disabled_at"] is None
 
 
 async def test_a_sender_that_dies_before_it_marks_leaves_one_card(
@@ -356,7 +356,7 @@ async def test_a_sender_that_dies_before_it_marks_leaves_one_card(
     assert await restarted.deliver_due() == 1
     await restarted.close()
     assert (len(slack.at(POST)), len(slack.at(UPDATE))) == (1, 1)
-    assert await rig.sql("SELECT * FROM outbox WHERE done_at IS NULL") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message WHERE done_at IS NULL") == []
 
 
 async def test_a_card_that_was_lost_is_rewritten_when_somebody_presses_it(
@@ -384,7 +384,7 @@ async def test_a_deleted_card_is_left_alone(rig: Rig, slack: Stub, dispatcher: D
     slack.script(UPDATE, (200, {}, {"ok": False, "error": "message_not_found"}))
     await rig.decide(run_id, approves=True)
     await dispatcher.deliver_due()
-    assert await rig.sql("SELECT * FROM outbox WHERE done_at IS NULL OR failed") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message WHERE done_at IS NULL OR failed") == []
 
 
 async def test_what_is_said_of_one_approval_stays_in_order_over_two_senders(
@@ -411,10 +411,10 @@ async def test_old_messages_are_given_up_and_then_forgotten(rig: Rig) -> None:
     await waiting(rig)  # and Slack's token is not configured
     rig.clock.advance(26 * 3600)
     await outbox.tidy(rig.database)
-    assert [r["last_error"] for r in await rig.sql("SELECT * FROM outbox WHERE failed")] == ["never sent"]
+    assert [r["last_error"] for r in await rig.sql("SELECT * FROM interlock.outbox_message WHERE failed")] == ["never sent"]
     rig.clock.advance(31 * 86400)
     await outbox.tidy(rig.database)
-    assert await rig.sql("SELECT * FROM outbox") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message") == []
 
 
 async def test_the_server_delivers_by_itself(rig: Rig, slack: Stub, settings: Any) -> None:
@@ -472,9 +472,9 @@ async def test_a_run_that_a_worker_holds_notes_the_reminder_too(rig: Rig) -> Non
     run_id = await rig.start("both", {})
     async with rig.worker():
         await asyncio.wait_for(begun.wait(), 10)
-        while not await rig.sql("SELECT * FROM approval"):
+        while not await rig.sql("SELECT * FROM interlock.approval"):
             await rig.until(run_id, "waiting_approval", "running")
-        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at + interval '1 hour'")
+        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at + interval '1 hour'")
         rig.clock.advance(1800)
         await rig.sweep()
         go_on.set()
@@ -490,7 +490,7 @@ async def test_at_its_time_the_second_group_may_decide_too(rig: Rig, slack: Stub
 
     compiled = compile_policy(RULED, policies.facts(rig.tools))
     await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.database, rig.admin, RULED, compiled.digest)
+        lambda tx: policies.publish(tx, rig.admin, RULED, compiled.digest)
     )
     approval = await asked_for(rig)
     made = await rig.http().post("/api/keys", json={"name": "dora", "role": "approver", "groups": ["directors"]})
@@ -522,7 +522,7 @@ async def test_the_command_lists_what_waits_and_decides(rig: Rig) -> None:
     assert "Release 1.2" in listed["text"] and str(approval["id"]) in listed["text"]
     said = await send(rig, "commands", typed(f"approve {approval['id']} looks “right to” me", "U1"))
     assert said.json()["text"] == "Approved."
-    assert (await rig.sql("SELECT reason FROM vote"))[0]["reason"] == "looks right to me"
+    assert (await rig.sql("SELECT reason FROM interlock.vote"))[0]["reason"] == "looks right to me"
     assert (await rig.run(run_id))["status"] == "succeeded"
     late = await send(rig, "commands", typed(f"reject {approval['id']}", "U1"))
     assert late.status_code == 200 and "APPROVAL_DECIDED" in late.json()["text"]
@@ -547,11 +547,11 @@ async def test_the_command_approves_an_edited_action_only_by_its_digest(rig: Rig
     assert "quinn changed the action at" in refused and "(amount: 50 → 40)" in refused
     assert "ACTION_DIGEST_REQUIRED" in refused and digest in refused
     assert "ACTION_DIGEST_MISMATCH" in await told(f"approve {approval['id']} {approval['digest']} looks right")
-    assert await rig.sql("SELECT * FROM vote") == []
+    assert await rig.sql("SELECT * FROM interlock.vote") == []
     assert await told(f"approve {approval['id']} {digest} looks right") == (
         "Your vote is recorded. One more approver is needed."
     )
-    assert [row["reason"] for row in await rig.sql("SELECT reason FROM vote")] == ["looks right"]
+    assert [row["reason"] for row in await rig.sql("SELECT reason FROM interlock.vote")] == ["looks right"]
 
 
 async def test_the_command_starts_a_run_once(rig: Rig) -> None:
@@ -561,13 +561,13 @@ async def test_the_command_starts_a_run_once(rig: Rig) -> None:
     text = 'run hello amount=50 name="Ada L" urgent=true'
     first, again = await asyncio.gather(*(send(rig, "commands", typed(text, "U1")) for _ in range(2)))
     assert first.json() == again.json() and "Started *hello*" in first.json()["text"]
-    (run,) = await rig.sql("SELECT * FROM run")
+    (run,) = await rig.sql("SELECT * FROM interlock.run")
     assert str(run["id"]) == first.json()["run_id"]
     assert orjson.loads(run["input"]) == {"amount": 50, "name": "Ada L", "urgent": True}
     told = orjson.loads(run["trigger"])
     assert (told["source"], told["ref"], told["initiator"]) == ("slack", f"{TEAM}:U1", "user")
     await send(rig, "commands", typed(text, "U1", trigger_id="2.3.4"))
-    assert len(await rig.sql("SELECT * FROM run")) == 2
+    assert len(await rig.sql("SELECT * FROM interlock.run")) == 2
     assert "may not" in (await send(rig, "commands", typed(text, "U2", trigger_id="5"))).json()["text"]
     assert "key=value" in (await send(rig, "commands", typed("run hello oops", "U1", trigger_id="6"))).json()["text"]
     assert "no workflow" in (await send(rig, "commands", typed("run nothing", "U1", trigger_id="7"))).json()["text"]
@@ -625,7 +625,7 @@ async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: S
         "external_event": {"event_type": "/deploy", "source": "slack", "event_id": form["trigger_id"]},
         "idempotency_key": f"slack:{TEAM}:{form['trigger_id']}",
     }  # fmt: skip
-    assert len(await rig.sql("SELECT * FROM run WHERE trigger->>'source' = 'slack'")) == 1
+    assert len(await rig.sql("SELECT * FROM interlock.run WHERE trigger->>'source' = 'slack'")) == 1
     answer = await send(rig, "commands", typed("", "U1", "another") | {"command": "/deploy"})
     assert answer.json()["text"] == "Nothing to do: `size(payload.words) &gt; 0` is false"
     answer = await send(rig, "commands", typed("1.3", "U9", "third") | {"command": "/deploy"})
@@ -638,7 +638,7 @@ async def test_a_command_of_a_workspace_is_for_its_people_and_starts_runs_there(
     blue = rig.http(await rig.key("blue", "operator", workspace_id="blue"))
     assert (await blue.post("/api/triggers", json=DEPLOY)).status_code == 201
     red = await join(rig, "red", "U1", "operator")
-    await rig.sql("UPDATE api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
+    await rig.sql("UPDATE interlock.api_key SET workspace_id = 'red' WHERE id = $1", red.key_id)
     answer = await send(rig, "commands", typed("1.3", "U1") | {"command": "/deploy"})
     assert "run_id" not in answer.json() and "not a command" in answer.json()["text"]
     await join(rig, "ada", "U2", "operator")

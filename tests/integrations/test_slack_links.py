@@ -40,7 +40,7 @@ async def test_an_admin_cannot_link_a_slack_user_with_the_key_of_another_person(
     ada = await rig.person("ada", "approver")
     body = {"team_id": TEAM, "user_id": "UMALLORY", "key_id": str(ada.key_id)}
     assert (await rig.http().post("/api/slack/users", json=body)).status_code == 405
-    assert await rig.sql("SELECT * FROM slack_user") == []
+    assert await rig.sql("SELECT * FROM interlock.slack_user") == []
 
 
 async def test_another_tenant_cannot_take_over_what_a_slack_user_types(rig: Rig) -> None:

@@ -75,7 +75,7 @@ async def test_messages_link_to_the_console_when_its_address_is_known(rig: Rig, 
     await rig.approve(run_id)
     await sender.deliver_due()
     await sender.close()
-    (approval,) = await rig.sql("SELECT id FROM approval")
+    (approval,) = await rig.sql("SELECT id FROM interlock.approval")
     assert {r.json["type"]: r.json["data"]["url"] for r in stub.at("/in")} == {
         "approval.requested": f"https://interlock.example/approvals/{approval['id']}",
         "approval.resolved": f"https://interlock.example/approvals/{approval['id']}",
@@ -101,7 +101,7 @@ async def test_a_workers_ended_runs_are_told_of_in_the_same_commit(
     async with rig.worker():
         await rig.until(good, "succeeded")
         await rig.until(bad, "failed")
-    assert len(await rig.sql("SELECT * FROM outbox")) == 2
+    assert len(await rig.sql("SELECT * FROM interlock.outbox_message")) == 2
     await dispatcher.deliver_due()
     said = [Webhook(made["secret"]).verify(r.body, r.headers)["data"] for r in stub.at("/in")]
     assert {(s["run_id"], s["status"]) for s in said} == {(str(good), "succeeded"), (str(bad), "failed")}
@@ -116,7 +116,7 @@ async def test_others_are_told_nothing(rig: Rig, stub: Stub, dispatcher: Dispatc
     assert (await scoped.post("/api/webhooks", json={"url": f"{stub.url}/w1"})).status_code == 201
     await rig.apply(GATE, other)
     await rig.start("a", {"who": "x"}, other)
-    assert await rig.sql("SELECT * FROM outbox") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message") == []
     await rig.apply(GATE)
     await rig.start("a", {"who": "x"})
     await dispatcher.deliver_due()
@@ -189,7 +189,7 @@ async def test_a_dead_receiver_holds_up_nobody_else(rig: Rig, stub: Stub, dispat
     for _ in range(30):
         await rig.start("a", {"who": "x"})
     assert len(await outbox.claim(rig.database, ["webhook"], most=200)) == 16  # eight of each, in any order
-    await rig.sql("UPDATE outbox SET due_at = created_at, attempts = 0")
+    await rig.sql("UPDATE interlock.outbox_message SET due_at = created_at, attempts = 0")
     await dispatcher.deliver_due()
     assert len(stub.at("/in")) == 30
     shown = (await rig.http().get(f"/api/webhooks/{dead['id']}")).json()
@@ -212,7 +212,7 @@ async def test_a_receiver_that_fails_for_days_is_switched_off_and_says_why(
     tried = len(stub.received)
     await rig.start("a", {"who": "x"})
     assert await dispatcher.deliver_due() == 0 and len(stub.received) == tried
-    assert await rig.sql("SELECT * FROM outbox WHERE done_at IS NULL") == []
+    assert await rig.sql("SELECT * FROM interlock.outbox_message WHERE done_at IS NULL") == []
     assert (await rig.http().post(f"/api/webhooks/{made['id']}/enable")).json()["disabled_at"] is None
     stub.default = lambda path: (200, {}, {})
     await rig.start("a", {"who": "x"})
@@ -402,7 +402,7 @@ async def test_its_secret_stands_nowhere_in_the_clear(rig: Rig, stub: Stub, disp
     rows = [str(row[0]) for t in tables for row in await rig.sql(f"SELECT x::text FROM {t['tablename']} AS x")]
     assert rows and all(raw not in text for text in [*rows, again.text, shown, listed])
     with pytest.raises(asyncpg.CheckViolationError, match="destination_secret"):
-        await rig.sql("UPDATE destination SET nonce = NULL, ciphertext = NULL")
+        await rig.sql("UPDATE interlock.notification_target SET nonce = NULL, ciphertext = NULL")
 
 
 async def test_a_new_key_keeps_every_secret(rig: Rig, stub: Stub, dispatcher: Dispatcher) -> None:
@@ -442,8 +442,8 @@ async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: S
     await hooked(rig, f"{stub.url}/two", events=["approval.requested"])
     await rig.apply(GATE)
     await rig.sql(
-        "UPDATE destination SET nonce = o.nonce, ciphertext = o.ciphertext FROM destination AS o"
-        " WHERE o.address LIKE '%/one' AND destination.address LIKE '%/two'"
+        "UPDATE interlock.notification_target SET nonce = o.nonce, ciphertext = o.ciphertext FROM interlock.notification_target AS o"
+        " WHERE o.address LIKE '%/one' AND notification_target.address LIKE '%/two'"
     )
     await tell(rig, dispatcher)
     assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)
@@ -467,11 +467,11 @@ async def test_a_test_message_is_sent_like_any_other(rig: Rig, stub: Stub, dispa
 
 async def test_one_that_is_off_or_anothers_is_not_tested(rig: Rig, stub: Stub) -> None:
     made = await hooked(rig, f"{stub.url}/in")
-    await rig.sql("UPDATE destination SET disabled_at = now()")
+    await rig.sql("UPDATE interlock.notification_target SET disabled_at = now()")
     refused = await rig.http().post(f"/api/webhooks/{made['id']}/test")
     assert (refused.status_code, refused.json()["code"]) == (409, "WEBHOOK_DISABLED")
     other = rig.http(await rig.key("a", "admin", tenant_id=(await rig.tenant("other")).tenant_id))
     assert (await other.post(f"/api/webhooks/{made['id']}/test")).status_code == 404
     operator = rig.http(await rig.key("o", "operator"))
     assert (await operator.post(f"/api/webhooks/{made['id']}/test")).status_code == 403
-    assert await rig.sql("SELECT FROM outbox") == []
+    assert await rig.sql("SELECT FROM interlock.outbox_message") == []

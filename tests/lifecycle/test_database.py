@@ -58,7 +58,7 @@ async def connection(shared_url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(shared_url)
     transaction = connection.transaction()
     await transaction.start()
-    await connection.execute("INSERT INTO tenant (id, name, created_at) VALUES (gen_random_uuid(), 'one', now())")
+    await connection.execute("INSERT INTO interlock.tenant (id, name, created_at) VALUES (gen_random_uuid(), 'one', now())")
     yield connection
     await transaction.rollback()
     await connection.close()
@@ -223,7 +223,7 @@ _ROW: dict[str, dict[str, Any]] = {
         "heartbeat_at": "now()", "started_at": "now()",
     },
     "job": {
-        "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM tenant)", "depth": "0", "task_description": "'t'",
+        "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM interlock.tenant)", "depth": "0", "task_description": "'t'",
         "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1", "requested_by": "'me'",
         "requester": "'{}'", "created_at": "now()",
     },
@@ -309,10 +309,10 @@ async def test_a_row_that_ended_refuses_every_change(connection: Any, machine: M
 async def test_a_refused_move_says_what_was_tried(connection: Any) -> None:
     run = await insert(connection, RUN, "canceling")
     async with refused(connection, "run cannot go from canceling to running"):
-        await connection.execute("UPDATE run SET status = 'running' WHERE id = $1", run["id"])
+        await connection.execute("UPDATE interlock.run SET status = 'running' WHERE id = $1", run["id"])
     ended = await insert(connection, RUN, "failed")
     async with refused(connection, f"run {ended['id']} has ended and cannot be changed"):
-        await connection.execute("UPDATE run SET cost_usd = 5 WHERE id = $1", ended["id"])
+        await connection.execute("UPDATE interlock.run SET cost_usd = 5 WHERE id = $1", ended["id"])
 
 
 @every_stored
@@ -349,7 +349,7 @@ async def test_only_a_run_that_works_or_stops_can_be_leased(connection: Any) -> 
         else:
             async with refused(connection):
                 await insert(connection, RUN, state, lease_worker="gen_random_uuid()")
-    await connection.execute("ALTER TABLE run DROP CONSTRAINT run_waiting_is_free")
+    await connection.execute("ALTER TABLE interlock.run DROP CONSTRAINT run_waiting_is_free")
     await insert(connection, RUN, "waiting_approval", lease_worker="gen_random_uuid()")
 
 
@@ -365,7 +365,7 @@ async def test_an_ended_run_has_no_alarm_and_no_unknown_reason(connection: Any) 
 
 async def test_a_person_votes_once_and_says_yes_or_no(connection: Any) -> None:
     approval = (await insert(connection, APPROVAL, "requested"))["id"]
-    vote = "INSERT INTO vote (approval_id, voter, decision, at) VALUES ($1, 'ann', $2, now())"
+    vote = "INSERT INTO interlock.vote (approval_id, voter, decision, at) VALUES ($1, 'ann', $2, now())"
     assert not await accepts(connection, vote, approval, "maybe")
     assert await accepts(connection, vote, approval, "approved")
     async with refused(connection, error=asyncpg.UniqueViolationError):
@@ -391,7 +391,7 @@ async def test_a_job_is_one_deeper_than_its_parent_and_no_deeper_than_five(conne
 
 async def test_a_child_belongs_to_its_parents_tenant(connection: Any) -> None:
     parent = (await insert(connection, JOB, "pending"))["id"]
-    other = await connection.fetchval("INSERT INTO tenant VALUES (gen_random_uuid(), 'two', now()) RETURNING id")
+    other = await connection.fetchval("INSERT INTO interlock.tenant VALUES (gen_random_uuid(), 'two', now()) RETURNING id")
     async with refused(connection, error=asyncpg.ForeignKeyViolationError):
         await insert(connection, JOB, "pending", depth="1", parent_job_id=f"'{parent}'", tenant_id=f"'{other}'")
 
@@ -409,8 +409,8 @@ async def test_only_a_worker_that_is_alive_is_reserved(connection: Any) -> None:
 
 
 async def test_a_lane_is_a_tenants_own_or_a_side_lane(connection: Any) -> None:
-    lane = "INSERT INTO lane (tenant_id, side_id, side_of) VALUES ({}, {}, {})"
-    tenant, side = "(SELECT id FROM tenant)", "gen_random_uuid()"
+    lane = "INSERT INTO interlock.queue (tenant_id, queue_id, tenant_id) VALUES ({}, {}, {})"
+    tenant, side = "(SELECT id FROM interlock.tenant)", "gen_random_uuid()"
     for own, beside, of in itertools.product((tenant, "NULL"), (side, "NULL"), (tenant, "NULL")):
         fine = (own, beside, of) in ((tenant, "NULL", "NULL"), ("NULL", side, tenant))
         try:
@@ -423,7 +423,7 @@ async def test_a_lane_is_a_tenants_own_or_a_side_lane(connection: Any) -> None:
 
 
 async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_rewritten(connection: Any) -> None:
-    statement = """INSERT INTO history (subject_id, seq, machine, at, type, from_state, event, to_state, actor)
+    statement = """INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, from_state, event, to_state, actor)
                    VALUES (gen_random_uuid(), 1, $1, now(), 't', $2, $3, $4, 'me')"""
     for machine in ("worker", "job"):
         states = [None, *expected.STATES[machine], "unknown"]
@@ -435,7 +435,7 @@ async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_
         }
         begins = {(None, None, None), (None, "create", expected.STATES[machine][0])}
         assert taken == begins | set(expected.TABLES[machine])
-    for change in ("UPDATE history SET actor = 'you'", "DELETE FROM history", "TRUNCATE history"):
+    for change in ("UPDATE interlock.resource_event SET actor = 'you'", "DELETE FROM interlock.resource_event", "TRUNCATE resource_event"):
         async with refused(connection, "append-only"):
             await connection.execute(change)
 
@@ -452,7 +452,7 @@ BEGIN
   LOOP
     BEGIN
       n := n + 1;
-      INSERT INTO entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, token, actor)
+      INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, token, actor)
       VALUES (gen_random_uuid(), n, gen_random_uuid(), now(), 't', try_all.step, source, try_all.event, target, 0,
               'me');
       RETURN NEXT;
@@ -484,7 +484,7 @@ async def test_of_all_transitions_an_entry_can_claim_exactly_those_in_the_tables
 
 
 async def test_without_the_check_every_transition_would_get_in(connection: Any) -> None:
-    await connection.execute("ALTER TABLE entry DROP CONSTRAINT entry_transition")
+    await connection.execute("ALTER TABLE interlock.journal_entry DROP CONSTRAINT entry_transition")
     states, events, steps = combinations()
     assert len(await accepted_entries(connection)) == len(states) * len(events) * len(states) * len(steps)
 
@@ -494,15 +494,15 @@ PARTITIONS = "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inh
 
 async def write_entry(connection: Any) -> None:
     await connection.execute(
-        "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
+        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
         uuid7(), uuid4(),
     )  # fmt: skip
 
 
 async def test_what_was_written_is_neither_changed_nor_deleted_nor_truncated(connection: Any) -> None:
     await write_entry(connection)
-    partition = await connection.fetchval("SELECT tableoid::regclass::text FROM entry")
-    assert partition != "entry_rest"
+    partition = await connection.fetchval("SELECT tableoid::regclass::text FROM interlock.journal_entry")
+    assert partition != "journal_entry_rest"
     for table in ("entry", partition):
         for statement in (f"UPDATE {table} SET actor = 'you'", f"DELETE FROM {table}"):
             async with refused(connection, "append-only"):
@@ -512,34 +512,34 @@ async def test_what_was_written_is_neither_changed_nor_deleted_nor_truncated(con
     for table in ("entry", *(part["name"] for part in parts)):
         async with refused(connection, "append-only: TRUNCATE refused"):
             await connection.execute(f"TRUNCATE {table}")
-    assert await connection.fetchval("SELECT actor FROM entry") == "me"
+    assert await connection.fetchval("SELECT actor FROM interlock.journal_entry") == "me"
 
 
 async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -> None:
     """A remark of the specification review: a forged vote appeared as cast while the audit chain verified."""
     run_id, approval_id, tenant = uuid7(), uuid7(), uuid4()
     await connection.execute(
-        "INSERT INTO run (id, tenant_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)"
-        " VALUES ($1, $2, 'w', 1, 'pending', '{}', 'me', 1, now())", run_id, tenant,
+        "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)"
+        " VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', 1, now())", run_id, tenant,
     )  # fmt: skip
     await connection.execute(
-        "INSERT INTO approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest,"
+        "INSERT INTO interlock.approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest,"
         " requested_by, requested_at, expires_at)"
         " VALUES ($1, $2, $3, 'a', 'requested', 'low', false, '', '{}', 'd', 'me', now(), now())",
         approval_id, tenant, run_id,
     )  # fmt: skip
     await connection.execute(
-        "INSERT INTO vote (approval_id, voter, decision, at) VALUES ($1, 'ann', 'approved', now())", approval_id
+        "INSERT INTO interlock.vote (approval_id, voter, decision, at) VALUES ($1, 'ann', 'approved', now())", approval_id
     )
-    changes = ("UPDATE vote SET voter = 'bob'", "DELETE FROM vote", "TRUNCATE vote", "DELETE FROM run", "TRUNCATE run")
+    changes = ("UPDATE interlock.vote SET voter = 'bob'", "DELETE FROM interlock.vote", "TRUNCATE vote", "DELETE FROM interlock.run", "TRUNCATE run")
     for change in changes:
         async with refused(connection, "append-only"):
             await connection.execute(change)
-    await connection.execute("UPDATE vote SET decision = 'rejected'")  # ann may change her mind while it is open
-    await connection.execute("UPDATE approval SET status = 'rejected', resolved_at = now()")
+    await connection.execute("UPDATE interlock.vote SET decision = 'rejected'")  # ann may change her mind while it is open
+    await connection.execute("UPDATE interlock.approval SET status = 'rejected', resolved_at = now()")
     async with refused(connection, "append-only"):
-        await connection.execute("UPDATE vote SET decision = 'approved'")
-    assert tuple(await connection.fetchrow("SELECT voter, decision FROM vote")) == ("ann", "rejected")
+        await connection.execute("UPDATE interlock.vote SET decision = 'approved'")
+    assert tuple(await connection.fetchrow("SELECT voter, decision FROM interlock.vote")) == ("ann", "rejected")
 
 
 async def test_a_partition_made_later_refuses_too(connection: Any) -> None:
@@ -550,17 +550,17 @@ async def test_a_partition_made_later_refuses_too(connection: Any) -> None:
 
 async def test_without_its_triggers_the_journal_could_be_rewritten(connection: Any) -> None:
     await write_entry(connection)
-    await connection.execute("DROP TRIGGER entry_append_only ON entry")
-    await connection.execute("UPDATE entry SET actor = 'you'")
-    await connection.execute("DROP TRIGGER entry_keep ON entry")
+    await connection.execute("DROP TRIGGER entry_append_only ON interlock.journal_entry")
+    await connection.execute("UPDATE interlock.journal_entry SET actor = 'you'")
+    await connection.execute("DROP TRIGGER entry_keep ON interlock.journal_entry")
     for part in await connection.fetch(PARTITIONS):
         await connection.execute(f"DROP TRIGGER entry_keep ON {part['name']}")
-    await connection.execute("TRUNCATE entry")
-    assert await connection.fetchval("SELECT count(*) FROM entry") == 0
+    await connection.execute("TRUNCATE journal_entry")
+    assert await connection.fetchval("SELECT count(*) FROM interlock.journal_entry") == 0
 
 
 async def test_two_entries_of_a_run_never_have_the_same_number(connection: Any) -> None:
-    statement = """INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor)
+    statement = """INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor)
                    VALUES ($1, $2, gen_random_uuid(), now(), 'note', 0, 'me')"""
     run_id = uuid7()
     await connection.execute(statement, run_id, 1)
@@ -572,7 +572,7 @@ async def test_two_entries_of_a_run_never_have_the_same_number(connection: Any) 
 
 async def test_of_an_ended_worker_only_an_earlier_end_of_its_tools_is_taken(connection: Any) -> None:
     row = await insert(connection, WORKER, "terminated", may_act_until="now() + interval '1 minute'")
-    earlier = "UPDATE worker SET may_act_until = now() WHERE id = $1"
+    earlier = "UPDATE interlock.worker SET may_act_until = now() WHERE id = $1"
     assert not await accepts(connection, earlier.replace("now()", "now() + interval '2 minutes'"), row["id"])
     assert not await accepts(connection, earlier.replace("SET", "SET capacity = 7,"), row["id"])
     assert await accepts(connection, earlier, row["id"])

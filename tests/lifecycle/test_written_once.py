@@ -194,7 +194,7 @@ def test_no_statement_spells_out_where_a_run_ended() -> None:
 
 
 def test_only_a_worker_that_may_append_is_looked_for_when_appending() -> None:
-    found = re.search(r"FROM worker WHERE id = \$2 AND status IN \(([^)]*)\)", SQL["append"])
+    found = re.search(r"FROM interlock.worker WHERE id = \$2 AND status IN \(([^)]*)\)", SQL["append"])
     assert found is not None
     assert {word.strip(" '") for word in found[1].split(",")} == MAY_APPEND
 

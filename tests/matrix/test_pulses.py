@@ -69,5 +69,5 @@ async def _pulses(reader: Visitor) -> dict[str, Any]:
 
 async def _until_registered(rig: Rig) -> None:
     async with asyncio.timeout(10):
-        while not await rig.sql("SELECT FROM worker WHERE status = 'running'"):  # noqa: ASYNC110  the worker says it
+        while not await rig.sql("SELECT FROM interlock.worker WHERE status = 'running'"):  # noqa: ASYNC110  the worker says it
             await asyncio.sleep(0)

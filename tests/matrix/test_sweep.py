@@ -197,7 +197,7 @@ def _of_engine(rig: Rig, world: World, place: Place) -> list[Probe]:
     """Requests that a worker or Slack makes for the caller, with ids of others."""
 
     async def grant() -> tuple[str, Faults]:
-        [run] = await rig.sql("SELECT * FROM run WHERE id = $1::text::uuid", world.own.ids["run_id"])
+        [run] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1::text::uuid", world.own.ids["run_id"])
         found = await grants.matching(rig.database, run, "bank.pay", {"memo": place.mark}, "low")
         return "", [f"the grant {found['id']} covers it"] if found else []
 

@@ -90,7 +90,7 @@ async def furnish(rig: Rig) -> World:
         ):
             places[mark] = await _place(rig, mark, tenant_id, workspace)
     await _named_alike(rig.http(await rig.key("alike", "admin", rival.tenant_id, "blue")), places["own7f3a"])
-    [worker] = await rig.sql("SELECT id FROM worker LIMIT 1")
+    [worker] = await rig.sql("SELECT id FROM interlock.worker LIMIT 1")
     for place in places.values():
         place.ids["worker_id"] = str(worker["id"])
     callers: dict[Role | None, httpx2.AsyncClient] = {
@@ -145,7 +145,7 @@ async def _place(rig: Rig, mark: str, tenant_id: UUID, workspace: str) -> Place:
     sent = await made(inside, "messages", {"content": f"about {mark}", "agent": agent["name"]})
     key = await made(inside, "keys", {"name": place.name("keys"), "role": "approver"})
     code = await made(rig.http(key["key"]), "slack/link-codes", None)
-    await rig.database.run_in_transaction(lambda tx: slack_links.link(tx, rig.database, code["code"], "T1", f"U{mark}"))
+    await rig.database.run_in_transaction(lambda tx: slack_links.link(tx, code["code"], "T1", f"U{mark}"))
     decided = await made(inside, "runs", {"workflow": "gate", "input": memo})
     await made(rig.http(key["key"]), f"runs/{decided['id']}/approve", None)
     await made(inside, "schedules", {

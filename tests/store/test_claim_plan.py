@@ -18,16 +18,16 @@ def fill(lanes: int = 10_000, runs: int = 100_000, first: int = 1) -> str:
     return f"""
 CREATE TEMP TABLE number AS
   SELECT n, lpad(to_hex(n + {first - 1}), 32, '0')::uuid AS id FROM generate_series(1, {runs}) AS n;
-INSERT INTO tenant (id, name, created_at) SELECT id, id::text, now() FROM number WHERE n <= {lanes};
-INSERT INTO lane (tenant_id, active, vtime) SELECT id, true, n FROM number WHERE n <= {lanes};
+INSERT INTO interlock.tenant (id, name, created_at) SELECT id, id::text, now() FROM number WHERE n <= {lanes};
+INSERT INTO interlock.queue (id, tenant_id, kind, has_work, virtual_time) SELECT id, id, 'tenant', true, n FROM number WHERE n <= {lanes};
 CREATE TEMP TABLE work AS
   SELECT id AS run_id,
          lpad(to_hex(CASE n % 2 WHEN 0 THEN {first} ELSE n / 2 % {lanes} + {first} END), 32, '0')::uuid AS tenant_id
     FROM number;
 SET session_replication_role = replica;
-INSERT INTO run (id, tenant_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)
-SELECT run_id, tenant_id, 'w', 1, 'pending', '{{}}', 'me', 1, now() FROM work;
-INSERT INTO ready (tenant_id, run_id, fresh, lost) SELECT tenant_id, run_id, true, false FROM work;
+INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)
+SELECT run_id, tenant_id, tenant_id, 'w', 1, 'pending', '{{}}', 'me', 1, now() FROM work;
+INSERT INTO interlock.ready_run (tenant_id, run_id, queue_id, priority, is_new) SELECT tenant_id, run_id, tenant_id, 1, true FROM work;
 SET session_replication_role = DEFAULT;
 DROP TABLE work, number;
 """
@@ -35,7 +35,7 @@ DROP TABLE work, number;
 
 async def register(database: Database, worker: UUID) -> None:
     terms = (["default"], None, None, None)
-    await database.fetch("register_worker", None, worker, "w", "h", 1, 100, 30.0, *terms, "worker:w", "{}")
+    await database.fetch("register_worker", worker, "w", "h", 1, 100, 30.0, *terms, "worker:w", "{}")
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def explain(connection: Any, mode: str, *, analyze: bool = False) -> dict[str, Any]:
     """Return the claim's plan for 20 runs: for these values, or the generic plan."""
-    worker = await connection.fetchval("SELECT id FROM worker")
+    worker = await connection.fetchval("SELECT id FROM interlock.worker")
     await connection.execute(f"SET plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
     plan = await explain_prepared(connection, worker, analyze=analyze)
@@ -70,7 +70,7 @@ async def explain_prepared(connection: Any, worker: Any, *, analyze: bool) -> di
 async def backlog(database: Database) -> Any:
     await register(database, uuid7())
     async with database.pool.acquire() as connection:
-        await connection.execute("UPDATE worker SET status = 'running'")
+        await connection.execute("UPDATE interlock.worker SET status = 'running'")
         await connection.execute(fill())
         await connection.execute("ANALYZE lane; ANALYZE ready; ANALYZE run; ANALYZE worker")
         yield connection
@@ -110,7 +110,7 @@ async def test_a_plan_that_was_made_for_a_short_queue_is_good_for_a_long_one(dat
     worker = uuid7()
     await register(database, worker)
     async with database.pool.acquire() as connection, database.pool.acquire() as other:
-        await connection.execute("UPDATE worker SET status = 'running'")
+        await connection.execute("UPDATE interlock.worker SET status = 'running'")
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE claim AS {SQL['claim_runs']}")
         await other.execute(fill(1, 20))

@@ -63,7 +63,7 @@ async def test_two_that_migrate_at_once_both_succeed_and_each_migration_is_appli
     databases = [await Database(empty_url, Settings(), size=2).open() for _ in range(3)]
     applied = await asyncio.gather(*(migrate(database) for database in databases))
     assert sorted(itertools.chain(*applied)) == ALL
-    assert await databases[0].pool.fetchval("SELECT count(*) FROM migration") == len(ALL)
+    assert await databases[0].pool.fetchval("SELECT count(*) FROM interlock.migration") == len(ALL)
     for database in databases:
         await database.close()
 
@@ -79,7 +79,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(empty: Database, mon
 
 
 async def test_a_migration_that_was_changed_afterwards_is_refused(database: Database) -> None:
-    await database.pool.execute("UPDATE migration SET digest = 'other'")
+    await database.pool.execute("UPDATE interlock.migration SET digest = 'other'")
     with pytest.raises(Conflict, match=f"migration {ALL[0]} was changed") as caught:
         await migrate(database)
     assert caught.value.code == "MIGRATION_CHANGED"
@@ -87,7 +87,7 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(database: Data
 
 @pytest.mark.parametrize("unknown", ["9999_future", "0001_of_long_ago"])
 async def test_a_database_of_another_version_is_refused(database: Database, unknown: str) -> None:
-    await database.pool.execute("INSERT INTO migration VALUES ($1, 'x', now())", unknown)
+    await database.pool.execute("INSERT INTO interlock.migration VALUES ($1, 'x', now())", unknown)
     with pytest.raises(Conflict, match=f"by another version of Interlock \\({unknown}\\), which this one") as caught:
         await migrate(database)
     assert caught.value.code == "DATABASE_OF_ANOTHER_VERSION"
@@ -162,7 +162,7 @@ async def test_whoever_looks_at_a_server_that_is_too_old_is_told_so(
 
 
 async def test_a_worker_refuses_a_database_of_another_version(database: Database) -> None:
-    await database.pool.execute("INSERT INTO migration VALUES ('9999_future', 'x', now())")
+    await database.pool.execute("INSERT INTO interlock.migration VALUES ('9999_future', 'x', now())")
     with pytest.raises(Conflict, match="by another version of Interlock \\(9999_future\\), which this one") as caught:
         await asyncio.wait_for(wait_until_migrated(database, asyncio.Event()), 5)
     assert caught.value.code == "DATABASE_OF_ANOTHER_VERSION"
@@ -196,9 +196,9 @@ async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partiti
         assert await months_of(database) == before
         await migrations.ensure_partitions(connection, now.replace(year=now.year + 1, month=12))
     after = await months_of(database)
-    assert after - before == {f"entry_{now.year + 1}11", f"entry_{now.year + 1}12"} | {
-        f"entry_{now.year + 2}01",
-        f"entry_{now.year + 2}02",
+    assert after - before == {f"journal_entry_{now.year + 1}11", f"journal_entry_{now.year + 1}12"} | {
+        f"journal_entry_{now.year + 2}01",
+        f"journal_entry_{now.year + 2}02",
     }
 
 
@@ -206,20 +206,20 @@ async def test_entries_that_came_before_their_month_keep_nobody_from_starting(da
     """A machine's clock was far ahead: its runs have ids of a month that did not exist yet."""
     now = clock.now()
     early = migrations._month(now, 13)
-    entry = "INSERT INTO entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $1, now(), 'x', 0, 'x')"
+    entry = "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $1, now(), 'x', 0, 'x')"
     await database.pool.execute(entry, floor_of(early))
     async with database.pool.acquire() as connection:
         await migrations.ensure_partitions(connection, migrations._month(now, 12))
     names = await months_of(database)
-    assert f"entry_{early:%Y%m}" not in names
-    assert {f"entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
-    assert await database.pool.fetchval("SELECT count(*) FROM entry_rest") == 1
+    assert f"journal_entry_{early:%Y%m}" not in names
+    assert {f"journal_entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
+    assert await database.pool.fetchval("SELECT count(*) FROM interlock.journal_entry_rest") == 1
 
 
 async def test_a_month_that_cannot_be_made_for_another_reason_is_not_passed_over(database: Database) -> None:
     now = migrations._month(clock.now(), 20)
     low, high = floor_of(now), floor_of(migrations._month(now, 1))
-    await database.pool.execute(f"CREATE TABLE odd PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}')")
+    await database.pool.execute(f"CREATE TABLE odd PARTITION OF journal_entry FOR VALUES FROM ('{low}') TO ('{high}')")
     async with database.pool.acquire() as connection:
         with pytest.raises(asyncpg.InvalidObjectDefinitionError, match="overlap"):
             await migrations.ensure_partitions(connection, now)

@@ -48,7 +48,7 @@ async def test_a_command_whose_connection_breaks_is_done_again_and_happens_once(
     async def work(tx: Tx) -> str:
         nonlocal tries
         tries += 1
-        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0, None, None)
+        await tx.value("create_tenant", uuid4(), "acme", None, 1.0, None, None)
         if tries == 1:
             await kill(database, await tx.connection.fetchval("SELECT pg_backend_pid()"))
         row = await tx.row("tenant_named", "acme")
@@ -57,7 +57,7 @@ async def test_a_command_whose_connection_breaks_is_done_again_and_happens_once(
 
     assert await database.run_in_transaction(work) == "acme"
     assert tries == 2
-    assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 1
+    assert await database.pool.fetchval("SELECT count(*) FROM interlock.tenant") == 1
 
 
 async def test_a_single_statement_survives_idle_connections_that_died(database: Database) -> None:
@@ -103,7 +103,7 @@ async def test_who_is_cancelled_between_two_parts_of_a_statement_leaves_a_clean_
 
     monkeypatch.setattr(asyncpg.Connection, "_get_statement", cancelled)
     with pytest.raises(asyncio.CancelledError):
-        await database.value("watch_run", None, uuid4(), 1.0)
+        await database.value("watch_run", uuid4(), 1.0)
     monkeypatch.undo()
     outside = await asyncpg.connect(url)
     half_done = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%watch_run%' AND state = 'active'"
@@ -116,11 +116,11 @@ async def test_a_transaction_over_a_migration_is_done_again(url: str) -> None:
     database = await Database(url, Settings(), size=1).open()
 
     async def look(tx: Tx) -> object:
-        return await tx.row("lock_run", None, uuid4(), uuid4())
+        return await tx.row("lock_run", uuid4(), uuid4())
 
     assert await database.run_in_transaction(look) is None
     outside = await asyncpg.connect(url)
-    await outside.execute("ALTER TABLE run ADD COLUMN from_the_future text")
+    await outside.execute("ALTER TABLE interlock.run ADD COLUMN from_the_future text")
     await outside.close()
     assert await database.run_in_transaction(look) is None
     await database.close()
@@ -150,13 +150,13 @@ async def test_who_finds_every_connection_in_use_is_told_so_in_time(url: str) ->
 
 
 async def add_tenant(tx: Tx, name: str) -> None:
-    await tx.value("create_tenant", None, uuid4(), name, None, 1.0, None, None)
+    await tx.value("create_tenant", uuid4(), name, None, 1.0, None, None)
 
 
 async def are_there(url: str) -> list[str]:
     """Return the tenants as other sessions see them."""
     outside = await asyncpg.connect(url)
-    names = [row["name"] for row in await outside.fetch("SELECT name FROM tenant ORDER BY name")]
+    names = [row["name"] for row in await outside.fetch("SELECT name FROM interlock.tenant ORDER BY name")]
     await outside.close()
     return names
 
@@ -182,7 +182,7 @@ async def test_who_ends_while_a_transaction_begins_takes_nothing_from_those_who_
             pass
     monkeypatch.undo()
     await database.run_in_transaction(lambda tx: add_tenant(tx, "a"))
-    await database.value("create_tenant", None, uuid4(), "b", None, 1.0, None, None)
+    await database.value("create_tenant", uuid4(), "b", None, 1.0, None, None)
     assert await are_there(url) == ["a", "b"]
     assert await database.pool.fetchval("SHOW lock_timeout") != "0"
     await database.close()
@@ -292,13 +292,13 @@ async def test_a_problem_is_no_reason_to_try_again(database: Database) -> None:
     async def work(tx: Tx) -> None:
         nonlocal tries
         tries += 1
-        await tx.value("create_tenant", None, uuid4(), "acme", None, 1.0, None, None)
+        await tx.value("create_tenant", uuid4(), "acme", None, 1.0, None, None)
         raise Conflict("no")
 
     with pytest.raises(Conflict):
         await database.run_in_transaction(work)
     assert tries == 1
-    assert await database.pool.fetchval("SELECT count(*) FROM tenant") == 0
+    assert await database.pool.fetchval("SELECT count(*) FROM interlock.tenant") == 0
 
 
 async def test_what_is_told_of_a_command_is_told_once_and_only_if_it_was_committed(database: Database) -> None:

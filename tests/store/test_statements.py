@@ -129,6 +129,6 @@ def test_every_statement_that_writes_a_status_announces_it() -> None:
     """Setting `status` to its current value (requeueing, counting) is not a move; all others declare their move."""
     for statement in STATEMENTS.values():
         sets_status = re.search(r"\bSET\s+(?:\w+ = [^,]+,\s*)*status = ", statement.text)
-        inserts_state = re.search(r"INSERT INTO (run|idempotency) \([^)]*\bstatus\b", statement.text)
+        inserts_state = re.search(r"INSERT INTO (run|idempotency_record) \([^)]*\bstatus\b", statement.text)
         if sets_status or inserts_state:
             assert statement.moves, statement.name

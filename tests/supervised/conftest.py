@@ -50,7 +50,7 @@ class Shop:
         return me.id
 
     async def status(self, worker_id: UUID) -> str:
-        (row,) = await self.rig.sql("SELECT status FROM worker WHERE id = $1", worker_id)
+        (row,) = await self.rig.sql("SELECT status FROM interlock.worker WHERE id = $1", worker_id)
         return str(row["status"])
 
     async def job(self, workflow: str = "one", runs: int = 1, **more: Any) -> UUID:
@@ -59,15 +59,15 @@ class Shop:
     async def job_of(self, who: Principal, workflow: str = "one", runs: int = 1, **more: Any) -> UUID:
         asked = jobs.JobRequest(uuid7(), "a task", workflow, [{"n": n} for n in range(runs)], **more)
         new = await jobs.prepare(self.rig.plans, who, asked)
-        await self.rig.database.run_in_transaction(lambda tx: jobs.submit(tx, self.rig.database, who, new))
+        await self.rig.database.run_in_transaction(lambda tx: jobs.submit(tx, who, new))
         return new.id
 
     async def job_row(self, job_id: UUID) -> Any:
-        (row,) = await self.rig.sql("SELECT * FROM job WHERE id = $1", job_id)
+        (row,) = await self.rig.sql("SELECT * FROM interlock.job WHERE id = $1", job_id)
         return row
 
     async def reserved(self, job_id: UUID) -> set[UUID]:
-        return {row["id"] for row in await self.rig.sql("SELECT id FROM worker WHERE job_id = $1", job_id)}
+        return {row["id"] for row in await self.rig.sql("SELECT id FROM interlock.worker WHERE job_id = $1", job_id)}
 
     async def job_until(self, job_id: UUID, status: str, seconds: float = 20) -> Any:
         async def there() -> Any:

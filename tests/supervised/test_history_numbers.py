@@ -27,9 +27,9 @@ async def test_a_statement_that_waited_for_a_worker_gives_the_number_after_that_
     shop: Shop, rig: Rig, other: Any
 ) -> None:
     worker = await shop.worker()
-    await other.execute("SELECT FROM worker WHERE id = $1 FOR UPDATE", worker.me.id)
+    await other.execute("SELECT FROM interlock.worker WHERE id = $1 FOR UPDATE", worker.me.id)
     await other.execute(
-        "INSERT INTO history (subject_id, seq, machine, at, type, actor)"
+        "INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, actor)"
         " VALUES ($1, next_in_history($1), 'worker', now(), 'worker_note', 'test')",
         worker.me.id,
     )
@@ -40,7 +40,7 @@ async def test_a_statement_that_waited_for_a_worker_gives_the_number_after_that_
             await asyncio.sleep(0)
     await other.execute("COMMIT")
     await moving
-    lines = await rig.sql("SELECT seq, type FROM history WHERE subject_id = $1 ORDER BY seq", worker.me.id)
+    lines = await rig.sql("SELECT seq, type FROM interlock.resource_event WHERE subject_id = $1 ORDER BY seq", worker.me.id)
     assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
     assert [line["type"] for line in lines][-2:] == ["worker_note", "worker_transition"]
 
@@ -61,9 +61,9 @@ async def test_an_allocator_does_not_wait_for_another(shop: Shop, rig: Rig, othe
     await other.execute("SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0))")
     async with asyncio.timeout(5):
         await jobs.tend(rig.database, rig.plans)
-    [job] = await rig.sql("SELECT status FROM job WHERE id = $1", job_id)
+    [job] = await rig.sql("SELECT status FROM interlock.job WHERE id = $1", job_id)
     assert job["status"] == "pending"
     await other.execute("COMMIT")
     await jobs.tend(rig.database, rig.plans)
-    [job] = await rig.sql("SELECT status FROM job WHERE id = $1", job_id)
+    [job] = await rig.sql("SELECT status FROM interlock.job WHERE id = $1", job_id)
     assert job["status"] == "running"

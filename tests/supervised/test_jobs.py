@@ -19,16 +19,16 @@ from tests.supervised.oracles import nobody_served_two_jobs, reservations
 
 
 async def runs_of(rig: Rig, job_id: UUID) -> list[Any]:
-    return await rig.sql("SELECT * FROM run WHERE job_id = $1 ORDER BY id", job_id)
+    return await rig.sql("SELECT * FROM interlock.run WHERE job_id = $1 ORDER BY id", job_id)
 
 
 async def nothing_leaks(rig: Rig) -> None:
     """Check that ended jobs leave no reservation, no lane and no count."""
     await rig.sweep()
-    assert await rig.sql("SELECT id FROM worker WHERE job_id IS NOT NULL") == []
-    assert await rig.sql("SELECT pool FROM lane JOIN job ON job.id = side_id WHERE job.completed_at IS NOT NULL") == []
-    assert await rig.sql("SELECT id FROM lane WHERE in_flight <> 0") == []
-    nobody_served_two_jobs(await rig.sql("SELECT * FROM history ORDER BY subject_id, seq"))
+    assert await rig.sql("SELECT id FROM interlock.worker WHERE job_id IS NOT NULL") == []
+    assert await rig.sql("SELECT pool FROM interlock.queue JOIN interlock.job ON job.id = queue_id WHERE job.completed_at IS NOT NULL") == []
+    assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
+    nobody_served_two_jobs(await rig.sql("SELECT * FROM interlock.resource_event ORDER BY subject_id, seq"))
 
 
 async def test_a_jobs_runs_are_done_by_its_workers_and_its_workers_do_nothing_else(shop: Shop, rig: Rig) -> None:
@@ -41,14 +41,14 @@ async def test_a_jobs_runs_are_done_by_its_workers_and_its_workers_do_nothing_el
     (free,) = (worker for worker in both if worker.me.id != reserved)
 
     async def all_held() -> bool:
-        rows = await rig.sql("SELECT count(*) AS n FROM run WHERE lease_worker IS NOT NULL")
+        rows = await rig.sql("SELECT count(*) AS n FROM interlock.run WHERE lease_worker IS NOT NULL")
         return bool(rows[0]["n"] == 6)
 
     await until(all_held)
     for run in await runs_of(rig, job_id):
         assert run["lease_worker"] == reserved
     for run_id in plain:
-        (run,) = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+        (run,) = await rig.sql("SELECT lease_worker FROM interlock.run WHERE id = $1", run_id)
         assert run["lease_worker"] == free.me.id
     shop.hold.release.set()
     row = await shop.job_until(job_id, "completed")
@@ -68,7 +68,7 @@ async def test_a_worker_that_does_not_know_yet_that_it_is_reserved_claims_nothin
 
     async def claimed(who: leases.WorkerIdentity, pool: str) -> list[Any]:
         async with rig.database.pool.acquire() as connection:
-            return [run["job_id"] for run in (await leases.claim(Tx(connection), rig.clock(), who, 5, pool)).runs]
+            return [run["job_id"] for run in await leases.claim(Tx(connection), who, 5, pool) or []]
 
     assert await claimed(me, "default") == []
     assert await claimed(other, str(job_id)) == []
@@ -124,7 +124,7 @@ async def test_the_next_job_is_the_fairest_and_a_large_one_is_not_passed_over(sh
     assert (await shop.job_row(theirs))["status"] == "running"
     for job_id in (running, theirs):
         who = acme if job_id == theirs else rig.admin
-        await rig.database.run_in_transaction(lambda tx, j=job_id, w=who: jobs.cancel(tx, rig.database, w, j))  # type: ignore[misc]
+        await rig.database.run_in_transaction(lambda tx, j=job_id, w=who: jobs.cancel(tx, w, j))  # type: ignore[misc]
     await rig.sweep()
     assert await shop.reserved(large) == {first, second}
     assert [(await shop.job_row(j))["status"] for j in (small, impossible)] == ["pending", "pending"]
@@ -159,7 +159,7 @@ async def test_a_paused_worker_of_a_job_is_replaced_and_is_not_one_too_many_late
     await order(rig, paused, WorkerEvent.RESUME)
     await rig.sweep()
     assert await shop.reserved(job_id) == {other}
-    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, job_id))
     await nothing_leaks(rig)
 
 
@@ -174,7 +174,7 @@ async def test_a_job_that_needs_a_paused_worker_stands_in_nobodys_way(shop: Shop
 
 
 async def order(rig: Rig, worker_id: UUID, event: WorkerEvent) -> None:
-    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "t", worker_id, event))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, "t", worker_id, event))
 
 
 async def test_a_job_that_is_not_valid_fails_at_once(shop: Shop, rig: Rig) -> None:
@@ -206,7 +206,7 @@ async def test_a_job_that_takes_too_long_is_canceled_with_its_runs(shop: Shop, r
     rig.clock.advance(3)
     await rig.sweep()
     assert (await shop.job_row(job_id))["status"] == "running"
-    await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at + interval '1 hour'")
+    await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at + interval '1 hour'")
     rig.clock.advance(60)
     row = await shop.job_until(job_id, "canceled")
     assert (row["reason"], (await shop.job_row(never_started))["status"]) == ("timed out", "canceled")
@@ -244,7 +244,7 @@ async def test_a_parent_ends_after_its_children_and_holds_no_worker_while_it_wai
 
     async def all_but_the_last_are_done() -> bool:
         await rig.sweep()
-        rows = await rig.sql("SELECT done FROM job WHERE id = ANY($1)", [parent, child])
+        rows = await rig.sql("SELECT done FROM interlock.job WHERE id = ANY($1)", [parent, child])
         return [row["done"] for row in rows] == [1, 1] and shop.hold.entered.is_set()
 
     await until(all_but_the_last_are_done)
@@ -302,13 +302,13 @@ async def test_a_tree_that_is_canceled_at_its_root_is_canceled_everywhere(shop: 
     await shop.hold.inside()
     answer = await rig.http().post(f"/api/jobs/{root}/cancel", json={"reason": "enough"})
     assert answer.json()["status"] == "canceled"
-    states = {row["status"]: row["n"] for row in await rig.sql("SELECT status, count(*) AS n FROM job GROUP BY 1")}
+    states = {row["status"]: row["n"] for row in await rig.sql("SELECT status, count(*) AS n FROM interlock.job GROUP BY 1")}
     assert states == {"canceled": 40}
     async with asyncio.timeout(5):
 
         async def all_ended() -> bool:
             await rig.sweep()
-            rows = await rig.sql("SELECT status FROM run WHERE job_id IS NOT NULL")
+            rows = await rig.sql("SELECT status FROM interlock.run WHERE job_id IS NOT NULL")
             return {row["status"] for row in rows} == {"canceled"}
 
         await until(all_ended)
@@ -339,7 +339,7 @@ async def test_a_run_of_an_ended_job_that_cannot_be_canceled_stops_no_other(
 
     monkeypatch.setattr(jobs, "_cancel_run", broken)
     monkeypatch.setattr(jobs, "_AT_ONCE", 1)
-    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, job_id))
     assert await jobs.cancel_runs(rig.database, rig.plans) == 2
     assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] != "canceled"} == {bad}
 
@@ -350,11 +350,11 @@ async def test_a_canceling_run_of_an_ended_job_is_finished_by_any_worker(shop: S
     me, _ = await rig.claim_by_hand()
     await rig.sweep()
     async with rig.database.pool.acquire() as connection:
-        (claimed,) = (await leases.claim(Tx(connection), rig.clock(), me, 1, str(job_id))).runs
-    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+        (claimed,) = await leases.claim(Tx(connection), me, 1, str(job_id)) or []
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, job_id))
     await rig.sweep()
     assert (await rig.run(claimed["id"]))["status"] == "canceling"
-    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "t", me.id, WorkerEvent.TERMINATE))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, "t", me.id, WorkerEvent.TERMINATE))
     rig.clock.advance(5)  # its process is silent, so it may act until its lease ends
     await rig.sweep()
     async with rig.worker():
@@ -377,7 +377,7 @@ async def test_a_run_that_cannot_be_canceled_keeps_no_other_of_its_job_from_it(
         await cancel(database, plans, row)
 
     monkeypatch.setattr(jobs, "_cancel_run", cancel_run)
-    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.database, rig.admin, job_id))
+    await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, job_id))
     await rig.sweep()
     assert {run["id"] for run in await runs_of(rig, job_id) if run["status"] == "canceled"} == set(good)
 
@@ -392,8 +392,8 @@ async def test_the_tenants_cap_counts_the_runs_of_its_jobs(rig: Rig, shop: Shop)
     plain = [await rig.start("one", who=acme) for _ in range(3)]
 
     async def two() -> bool:
-        (row,) = await rig.sql("SELECT count(*) AS n FROM run WHERE lease_worker IS NOT NULL")
-        (lane,) = await rig.sql("SELECT in_flight FROM lane WHERE tenant_id = $1", acme.tenant_id)
+        (row,) = await rig.sql("SELECT count(*) AS n FROM interlock.run WHERE lease_worker IS NOT NULL")
+        (lane,) = await rig.sql("SELECT in_flight FROM interlock.queue WHERE tenant_id = $1", acme.tenant_id)
         assert row["n"] <= 2
         return bool(row["n"] == lane["in_flight"] == 2)
 
@@ -416,16 +416,16 @@ async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_lane(rig: Rig, 
     job_id = await shop.job("capped", runs=3)
     await rig.sweep()
     (reserved,) = await shop.reserved(job_id)
-    assert [row["side_id"] for row in await rig.sql("SELECT side_id FROM held_back")] == [job_id] * 3
+    assert [row["queue_id"] for row in await rig.sql("SELECT queue_id FROM interlock.blocked_run")] == [job_id] * 3
     shop.hold.release.set()
     await shop.job_until(job_id, "completed")
     (actor,) = (worker.me.actor for worker in (mine, other) if worker.me.id == reserved)
     for run in await runs_of(rig, job_id):
-        rows = await rig.sql("SELECT DISTINCT actor FROM entry WHERE run_id = $1 AND step > ''", run["id"])
+        rows = await rig.sql("SELECT DISTINCT actor FROM interlock.journal_entry WHERE run_id = $1 AND step > ''", run["id"])
         assert [row["actor"] for row in rows] == [actor]
     for run_id in plain:
         await rig.until(run_id, "succeeded")
-    assert await rig.sql("SELECT FROM held_back") == []
+    assert await rig.sql("SELECT FROM interlock.blocked_run") == []
     await nothing_leaks(rig)
 
 
@@ -445,7 +445,7 @@ async def test_runs_that_a_jobs_runs_start_are_done_by_its_workers_and_not_count
     assert len(everything) == 4 and {run["status"] for run in everything} == {"succeeded"}
     shown = (await rig.http().get(f"/api/jobs/{job_id}")).json()["progress"]
     assert (shown["done"], shown["succeeded"]) == (2, 2)
-    actors = await rig.sql("SELECT DISTINCT actor FROM entry WHERE step IN ('a', 'b')")
+    actors = await rig.sql("SELECT DISTINCT actor FROM interlock.journal_entry WHERE step IN ('a', 'b')")
     assert [row["actor"] for row in actors] == [worker.me.actor]
     await nothing_leaks(rig)
 
@@ -499,7 +499,7 @@ async def test_the_same_request_is_the_same_job(shop: Shop, rig: Rig) -> None:
     body = {"task_description": "t", "workflow": "one", "request_id": "once"}
     answers = await asyncio.gather(*(http.post("/api/jobs", json=body) for _ in range(20)))
     assert len({answer.content for answer in answers}) == 1
-    assert len(await rig.sql("SELECT id FROM job")) == 1
+    assert len(await rig.sql("SELECT id FROM interlock.job")) == 1
 
 
 def test_two_jobs_of_one_worker_would_be_found() -> None:

@@ -23,12 +23,12 @@ steps:
 
 
 async def actors(rig: Rig, run_id: UUID) -> dict[str, str]:
-    rows = await rig.sql("SELECT step, actor FROM entry WHERE run_id = $1 AND event = 'succeed' AND step > ''", run_id)
+    rows = await rig.sql("SELECT step, actor FROM interlock.journal_entry WHERE run_id = $1 AND event = 'succeed' AND step > ''", run_id)
     return {row["step"]: row["actor"] for row in rows}
 
 
 async def lanes_are_clean(rig: Rig) -> None:
-    assert await rig.sql("SELECT id FROM lane WHERE in_flight <> 0") == []
+    assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
 
 
 async def test_a_step_with_a_label_is_done_by_a_worker_that_has_it_and_the_others_are_not(shop: Shop, rig: Rig) -> None:
@@ -37,7 +37,7 @@ async def test_a_step_with_a_label_is_done_by_a_worker_that_has_it_and_the_other
     run_id = await rig.start("mixed")
 
     async def is_in_the_lane() -> bool:
-        rows = await rig.sql("SELECT pool FROM ready JOIN lane ON lane.id = ready.lane_id WHERE run_id = $1", run_id)
+        rows = await rig.sql("SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1", run_id)
         return [row["pool"] for row in rows] == ["gpu"]
 
     await until(is_in_the_lane)
@@ -53,7 +53,7 @@ async def test_a_worker_with_both_keeps_the_run(shop: Shop, rig: Rig) -> None:
     run_id = await rig.start("mixed")
     assert (await rig.until(run_id))["status"] == "succeeded"
     assert set((await actors(rig, run_id)).values()) == {both.me.actor}
-    (row,) = await rig.sql("SELECT lease_token FROM run WHERE id = $1", run_id)
+    (row,) = await rig.sql("SELECT lease_token FROM interlock.run WHERE id = $1", run_id)
     assert row["lease_token"] == 1
     await lanes_are_clean(rig)
 
@@ -95,7 +95,7 @@ async def test_a_jobs_step_with_a_label_comes_back_to_the_jobs_workers(shop: Sho
     plain, gpu = await shop.worker(), await shop.worker(labels=("gpu",))
     job_id = await shop.job("mixed", runs=2)
     await shop.job_until(job_id, "completed")
-    for run in await rig.sql("SELECT id FROM run WHERE job_id = $1", job_id):
+    for run in await rig.sql("SELECT id FROM interlock.run WHERE job_id = $1", job_id):
         expected = {"before": plain.me.actor, "train": gpu.me.actor, "then": plain.me.actor}
         assert await actors(rig, run["id"]) == expected
     await lanes_are_clean(rig)
@@ -154,7 +154,7 @@ async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(sho
     await rig.http().post(f"/api/supervisor/workers/{both.me.id}/terminate")
 
     async def is_in_the_lane() -> bool:
-        rows = await rig.sql("SELECT pool FROM ready JOIN lane ON lane.id = ready.lane_id WHERE run_id = $1", run_id)
+        rows = await rig.sql("SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1", run_id)
         return [row["pool"] for row in rows] == ["gpu"]
 
     await until(is_in_the_lane)
@@ -175,12 +175,12 @@ async def test_a_lane_that_rested_has_no_credit_in_its_pool(shop: Shop, rig: Rig
     acme = await rig.tenant("acme")
     await rig.database.fetch("add_label_lane", lane, rig.admin.tenant_id, "gpu")
     await rig.database.fetch("add_label_lane", label_lane(acme.tenant_id, "gpu"), acme.tenant_id, "gpu")
-    await rig.sql("UPDATE lane SET active = true, vtime = 70 WHERE side_of = $1", acme.tenant_id)
+    await rig.sql("UPDATE interlock.queue SET has_work = true, virtual_time = 70 WHERE tenant_id = $1", acme.tenant_id)
     await shop.worker()
 
     async def woke() -> Any:
-        (row,) = await rig.sql("SELECT vtime, active FROM lane WHERE id = $1", lane)
-        return row["vtime"] if row["active"] else None
+        (row,) = await rig.sql("SELECT virtual_time, active FROM interlock.queue WHERE id = $1", lane)
+        return row["virtual_time"] if row["active"] else None
 
     assert await until(woke) == 70
     assert (await rig.run(run_id))["status"] == "running"

@@ -41,14 +41,14 @@ async def a_worker(rig: Rig, state: str) -> UUID:
 
 async def order(rig: Rig, worker_id: UUID, event: WorkerEvent) -> Any:
     return await rig.database.run_in_transaction(
-        lambda tx: workers.order(tx, rig.database, "test", worker_id, event, "why")
+        lambda tx: workers.order(tx, "test", worker_id, event, "why")
     )
 
 
 async def test_of_all_pairs_of_worker_states_and_events_exactly_those_in_the_table_pass(rig: Rig) -> None:
     for state, event in itertools.product(WorkerState, WorkerEvent):
         worker_id = await a_worker(rig, state)
-        before = await rig.sql("SELECT * FROM worker WHERE id = $1", worker_id)
+        before = await rig.sql("SELECT * FROM interlock.worker WHERE id = $1", worker_id)
         counted = refusals("worker", state, event)
         if (state, event) in WORKER_TABLE:
             assert (await order(rig, worker_id, event))["status"] == WORKER_TABLE[state, event]
@@ -60,7 +60,7 @@ async def test_of_all_pairs_of_worker_states_and_events_exactly_those_in_the_tab
         assert set(refused.value.fields["allowed_states"]) == {t for (s, _), t in WORKER_TABLE.items() if s == state}
         assert refused.value.fields["asked_state"] in {t for (_, e), t in WORKER_TABLE.items() if e == event}
         assert refusals("worker", state, event) == counted + 1
-        assert await rig.sql("SELECT * FROM worker WHERE id = $1", worker_id) == before
+        assert await rig.sql("SELECT * FROM interlock.worker WHERE id = $1", worker_id) == before
 
 
 async def test_of_all_pairs_of_worker_states_and_calls_exactly_those_in_the_table_pass(rig: Rig) -> None:
@@ -86,13 +86,13 @@ async def test_of_all_pairs_of_worker_states_and_calls_exactly_those_in_the_tabl
 
 
 async def supervisor(rig: Rig) -> None:
-    await rig.database.fetch("register_supervisor", rig.clock(), uuid7(), socket.gethostname(), 1, 0, 3600.0, "/logs")
+    await rig.database.fetch("register_supervisor", uuid7(), socket.gethostname(), 1, 0, 3600.0, "/logs")
 
 
 async def a_job(rig: Rig, state: str) -> Any:
     new = jobs.JobRequest(uuid7(), "t", "w", [{}])
     row = await rig.database.row(
-        "insert_job", rig.clock(), new.id, rig.admin.tenant_id, None, None, 0, "t", "w", 1, "[{}]", 1, 1,
+        "insert_job", new.id, rig.admin.tenant_id, None, None, 0, "t", "w", 1, "[{}]", 1, 1,
         rig.admin.actor, rig.admin.facts, None,
     )  # fmt: skip
     ways: dict[str, list[JobEvent]] = {
@@ -109,7 +109,7 @@ async def a_job(rig: Rig, state: str) -> Any:
 
 
 async def move(rig: Rig, row: Any, event: JobEvent) -> Any:
-    return await rig.database.run_in_transaction(lambda tx: jobs._move(tx, rig.database, row, event, "test", None))
+    return await rig.database.run_in_transaction(lambda tx: jobs._move(tx, row, event, "test", None))
 
 
 async def test_of_all_pairs_of_job_states_and_events_exactly_those_in_the_table_pass(rig: Rig) -> None:
@@ -143,7 +143,7 @@ async def test_canceling_a_job_passes_in_exactly_the_states_of_the_table(rig: Ri
 
 async def test_every_transition_has_a_line_of_history_with_who_why_and_when(rig: Rig) -> None:
     worker_id = await a_worker(rig, "paused")
-    rows = await rig.sql("SELECT * FROM history WHERE subject_id = $1 ORDER BY seq", worker_id)
+    rows = await rig.sql("SELECT * FROM interlock.resource_event WHERE subject_id = $1 ORDER BY seq", worker_id)
     assert [(r["from_state"], r["event"], r["to_state"]) for r in rows] == [
         (None, "create", "idle"), ("idle", "start", "running"), ("running", "pause", "paused"),
     ]  # fmt: skip

@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 
 from interlock.engine.queueing import leases, workers
-from interlock.engine.writing.journal_writer import Lease, Write, append
-from interlock.ids import uuid7
+from interlock.engine.writing.change import RunChange, WrittenRow
+from interlock.engine.writing.commit import commit
+from interlock.ids import RunId, uuid7
 from interlock.journal import Entry
 from interlock.lifecycle import RunState, WorkerEvent
 from interlock.worker import memory
@@ -32,7 +33,7 @@ async def test_a_paused_worker_finishes_its_step_gives_the_run_back_and_takes_no
     shop.hold.release.set()
 
     async def given_back() -> bool:
-        (row,) = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+        (row,) = await rig.sql("SELECT lease_worker FROM interlock.run WHERE id = $1", run_id)
         return row["lease_worker"] is None
 
     await until(given_back)
@@ -46,7 +47,7 @@ async def test_a_paused_worker_finishes_its_step_gives_the_run_back_and_takes_no
     async with rig.worker():
         assert (await rig.until(run_id))["status"] == "succeeded"
         assert (await rig.until(other))["status"] == "succeeded"
-    holders = {row["actor"] for row in await rig.sql("SELECT actor FROM entry WHERE run_id = $1", other)}
+    holders = {row["actor"] for row in await rig.sql("SELECT actor FROM interlock.journal_entry WHERE run_id = $1", other)}
     assert worker.me.actor not in holders
     await tell(rig, worker.me.id, "resume")
     assert (await rig.until(await rig.start("two")))["status"] == "succeeded"
@@ -74,7 +75,7 @@ async def test_a_terminated_workers_step_is_running_elsewhere_within_three_secon
     run_id = await rig.start("one")
     await shop.hold.inside()
     await shop.worker()
-    (held,) = await rig.sql("SELECT lease_token FROM run WHERE id = $1", run_id)
+    (held,) = await rig.sql("SELECT lease_token, queue_id FROM interlock.run WHERE id = $1", run_id)
     shop.hold.entered.clear()
     began = time.monotonic()
     answer = await tell(rig, first.me.id, "terminate", reason="stuck")
@@ -85,10 +86,13 @@ async def test_a_terminated_workers_step_is_running_elsewhere_within_three_secon
 
     # A late write of the old worker changes nothing, and the worker learns that.
     before = await rig.journal(run_id)
-    late = Lease(run_id, rig.admin.tenant_id, held["lease_token"], RunState.RUNNING, "one", "me")
+    late = WrittenRow(
+        RunId(run_id), rig.admin.tenant_id, held["lease_token"], RunState.RUNNING, "me", False, held["queue_id"],
+        leased_from=held["queue_id"],
+    )  # fmt: skip
     entry = Entry(99, "step_transition", first.me.actor, "a", "running", "succeed", "succeeded", 1)
-    async with rig.database.pool.acquire() as connection:
-        (told,) = await append(rig.database, connection, first.me, [Write(late, [entry])])
+    async with rig.database.transaction() as tx:
+        (told,) = await commit(tx, [RunChange(late, [entry])], first.me.id)
     assert not told.kept
     assert await rig.journal(run_id) == before
     shop.hold.release.set()
@@ -102,7 +106,7 @@ async def test_a_worker_that_was_told_to_end_does_not_begin_again(shop: Shop, ri
     await until(lambda: shop._is_running(worker))
     await tell(rig, worker.me.id, "terminate")
     await asyncio.wait_for(living, 10)
-    assert len(await rig.sql("SELECT id FROM worker")) == 1
+    assert len(await rig.sql("SELECT id FROM interlock.worker")) == 1
 
 
 async def test_the_same_request_id_a_hundred_times_at_once_is_one_transition(rig: Rig) -> None:
@@ -115,7 +119,7 @@ async def test_the_same_request_id_a_hundred_times_at_once_is_one_transition(rig
     )
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
-    lines = await rig.sql("SELECT * FROM history WHERE subject_id = $1 AND event = 'pause'", me.id)
+    lines = await rig.sql("SELECT * FROM interlock.resource_event WHERE subject_id = $1 AND event = 'pause'", me.id)
     assert len(lines) == 1
     again = await http.post(f"/api/supervisor/workers/{me.id}/pause", json={"reason": "r"})
     assert (again.status_code, again.json()["allowed"]) == (409, ["resume", "terminate"])
@@ -182,7 +186,7 @@ async def test_a_worker_short_of_memory_pauses_gives_back_and_goes_on(
     await shop.hold.inside()
     used = 120.0
     await until(lambda: _is(worker, "paused"))
-    (row,) = await rig.sql("SELECT status, reason FROM worker WHERE id = $1", worker.me.id)
+    (row,) = await rig.sql("SELECT status, reason FROM interlock.worker WHERE id = $1", worker.me.id)
     assert (row["status"], row["reason"]) == ("paused", "memory: 120 MB used, 100 MB allowed")
     shop.hold.release.set()
     await until(lambda: _is_idle(worker))
@@ -198,7 +202,7 @@ async def test_a_worker_that_cannot_free_its_memory_ends(shop: Shop, rig: Rig, m
     monkeypatch.setattr(rig.settings, "worker_memory_mb", 100)
     worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=1)
     await asyncio.wait_for(worker.run(asyncio.Event()), 10)
-    (row,) = await rig.sql("SELECT status, reason FROM worker")
+    (row,) = await rig.sql("SELECT status, reason FROM interlock.worker")
     assert row["status"] == "terminated"
     assert "with nothing to do" in row["reason"]
 
@@ -223,7 +227,7 @@ async def test_an_unrecoverable_error_is_a_failed_worker(shop: Shop, rig: Rig, m
 
     await until(failed)
     broken = False
-    (row,) = await rig.sql("SELECT reason FROM worker WHERE id = $1", first)
+    (row,) = await rig.sql("SELECT reason FROM interlock.worker WHERE id = $1", first)
     assert row["reason"] == "cannot go on"
     await until(lambda: shop._is_running(worker))
     assert worker.me.id != first
@@ -238,7 +242,7 @@ async def test_a_silent_worker_is_terminated_when_its_time_is_over(shop: Shop, r
     rig.clock.advance(2)
     await rig.sweep()
     assert await shop.status(worker_id) == "terminated"
-    (line,) = await rig.sql("SELECT * FROM history WHERE subject_id = $1 AND event = 'terminate'", worker_id)
+    (line,) = await rig.sql("SELECT * FROM interlock.resource_event WHERE subject_id = $1 AND event = 'terminate'", worker_id)
     assert (line["actor"], line["reason"]) == (workers.SWEEP, "heartbeat lost")
 
 

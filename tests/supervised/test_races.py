@@ -33,19 +33,19 @@ async def test_jobs_end_whatever_becomes_of_their_workers(shop: Shop, rig: Rig) 
         async with asyncio.timeout(60):
             while await _open(rig):
                 await rig.sweep()
-                (row,) = await rig.sql("SELECT count(*) AS n FROM worker WHERE job_id IS NOT NULL")
+                (row,) = await rig.sql("SELECT count(*) AS n FROM interlock.worker WHERE job_id IS NOT NULL")
                 assert row["n"] <= len(crew)
                 await asyncio.sleep(0.02)
     finally:
         hurting.cancel()
-    rows = await rig.sql("SELECT status, reason FROM job WHERE id = ANY($1)", ids)
+    rows = await rig.sql("SELECT status, reason FROM interlock.job WHERE id = ANY($1)", ids)
     assert {row["status"] for row in rows} == {"completed"}, [tuple(row) for row in rows]
-    (runs,) = await rig.sql("SELECT count(*) AS n, count(*) FILTER (WHERE status = 'succeeded') AS well FROM run")
+    (runs,) = await rig.sql("SELECT count(*) AS n, count(*) FILTER (WHERE status = 'succeeded') AS well FROM interlock.run")
     assert (runs["n"], runs["well"]) == (48, 48)
     await nothing_leaks(rig)
-    lines = await rig.sql("SELECT * FROM history ORDER BY subject_id, seq")
+    lines = await rig.sql("SELECT * FROM interlock.resource_event ORDER BY subject_id, seq")
     assert most_reserved_at_once(reservations(lines)) <= len(crew)
 
 
 async def _open(rig: Rig) -> list[Any]:
-    return await rig.sql("SELECT id FROM job WHERE completed_at IS NULL")
+    return await rig.sql("SELECT id FROM interlock.job WHERE completed_at IS NULL")

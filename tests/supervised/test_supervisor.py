@@ -71,7 +71,7 @@ async def working(rig: Rig, number: int, seconds: float = 40) -> list[Any]:
     """Return this many workers with a process."""
 
     async def there() -> list[Any]:
-        rows = await rig.sql("SELECT * FROM worker WHERE status = 'running' AND pid IS NOT NULL ORDER BY id")
+        rows = await rig.sql("SELECT * FROM interlock.worker WHERE status = 'running' AND pid IS NOT NULL ORDER BY id")
         return rows if len(rows) == number else []
 
     found: list[Any] = await until(there, seconds)
@@ -98,7 +98,7 @@ async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_le
         run_id = await rig.start("sleep", {"seconds": 600})
 
         async def holder() -> Any:
-            (run,) = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+            (run,) = await rig.sql("SELECT lease_worker FROM interlock.run WHERE id = $1", run_id)
             return run["lease_worker"]
 
         holds = await until(holder)
@@ -121,7 +121,7 @@ async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_le
         os.kill(survivor["pid"], signal.SIGKILL)
 
         async def failed() -> bool:
-            (row,) = await rig.sql("SELECT status, reason FROM worker WHERE id = $1", survivor["id"])
+            (row,) = await rig.sql("SELECT status, reason FROM interlock.worker WHERE id = $1", survivor["id"])
             return (row["status"], row["reason"]) == ("failed", "killed by signal 9")
 
         await until(failed, 5)
@@ -130,10 +130,10 @@ async def test_what_was_ended_is_gone_what_crashed_is_replaced_and_nothing_is_le
         assert worker_log(rig.settings, third["id"]).exists()
 
         last = await working(rig, 2)
-    for row in await rig.sql("SELECT pid FROM worker WHERE pid IS NOT NULL"):
+    for row in await rig.sql("SELECT pid FROM interlock.worker WHERE pid IS NOT NULL"):
         assert not is_alive(row["pid"])
     assert {await _status(rig, row["id"]) for row in last} == {"completed"}
-    (row,) = await rig.sql("SELECT stopped_at FROM supervisor")
+    (row,) = await rig.sql("SELECT stopped_at FROM interlock.supervisor")
     assert row["stopped_at"] is not None
 
 
@@ -154,7 +154,7 @@ async def test_a_worker_that_stands_still_is_lost_ended_and_replaced(rig: Rig) -
 
 
 async def _status(rig: Rig, worker_id: Any) -> str:
-    (row,) = await rig.sql("SELECT status FROM worker WHERE id = $1", worker_id)
+    (row,) = await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", worker_id)
     return str(row["status"])
 
 
@@ -204,7 +204,7 @@ async def test_a_worker_that_was_asked_for_gets_a_process_and_obeys(rig: Rig) ->
         await http.post(f"/api/supervisor/workers/{worker_id}/terminate")
         await until(lambda: _gone(pid), 5)
         # The worker was requested and then asked to end: no other worker replaces it.
-        assert await rig.sql("SELECT id FROM worker WHERE stopped_at IS NULL") == []
+        assert await rig.sql("SELECT id FROM interlock.worker WHERE stopped_at IS NULL") == []
 
 
 @pytest.mark.chaos
@@ -222,7 +222,7 @@ async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
         poison, harmless = await rig.start("poison"), await rig.start("sleep", {"seconds": 0})
 
         async def over() -> Any:
-            return [row for row in await rig.sql("SELECT id, status, reason FROM run") if row["status"] == "failed"]
+            return [row for row in await rig.sql("SELECT id, status, reason FROM interlock.run") if row["status"] == "failed"]
 
         [row] = await until(over, 90)
         assert (row["id"], row["reason"]) == (poison, "orphaned")
@@ -288,6 +288,6 @@ async def test_a_crash_loop_is_ended_and_says_why(rig: Rig, monkeypatch: pytest.
             "crash loop: 3 processes ended soon after their start, the last exited with code 3: no module named shop"
         )
         assert supervisor.slots[0].process is None
-        rows = await rig.sql("SELECT status, reason FROM worker")
+        rows = await rig.sql("SELECT status, reason FROM interlock.worker")
         assert [row["status"] for row in rows] == ["failed"] * 3
         assert {row["reason"] for row in rows} == {"exited with code 3: no module named shop"}

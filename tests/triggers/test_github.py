@@ -26,7 +26,7 @@ HOOK: dict[str, Any] = {"github": {"secret": "gh"}}
 
 
 async def runs(rig: Rig) -> list[Any]:
-    return await rig.sql("SELECT * FROM run ORDER BY id")
+    return await rig.sql("SELECT * FROM interlock.run ORDER BY id")
 
 
 async def test_events_told_five_times_at_once_and_again_after_a_restart_are_one_run_each(
@@ -117,7 +117,7 @@ async def test_a_bad_signature_is_refused(rig: Rig, apply: Apply, headers: dict[
     raw = {name: value.encode("latin-1") for name, value in headers.items()}
     answer = await from_github(rig, "push", headers=raw)  # type: ignore[arg-type]
     assert (answer.status_code, answer.json()["code"]) == (401, "SIGNATURE_INVALID")
-    assert (await runs(rig), await rig.sql("SELECT * FROM idempotency WHERE source = 'github'")) == ([], [])
+    assert (await runs(rig), await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'github'")) == ([], [])
 
 
 async def test_a_signature_with_another_secret_is_refused(rig: Rig, apply: Apply) -> None:
@@ -239,7 +239,7 @@ async def test_a_delivery_that_fails_is_tried_again_until_it_failed_five_times(r
     assert (await from_github(rig, "push", delivery=delivery)).status_code == 409
     rig.clock.advance(3601)
     assert (await from_github(rig, "push", delivery=delivery)).json()["outcome"] == "started"
-    [record] = await rig.sql("SELECT * FROM idempotency WHERE source = 'github'")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'github'")
     assert (record["status"], record["attempts"], record["error"]) == ("completed", 1, None)
 
 
@@ -251,7 +251,7 @@ async def test_a_delivery_that_failed_goes_well_when_its_trigger_was_mended(rig:
     await apply(**HOOK)
     first, second = [await from_github(rig, "push", delivery=delivery) for _ in range(2)]
     assert (first.json()["outcome"], first.content == second.content) == ("started", True)
-    [record] = await rig.sql("SELECT * FROM idempotency WHERE source = 'github'")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'github'")
     assert (record["status"], record["attempts"]) == ("completed", 2)
 
 
@@ -268,7 +268,7 @@ async def test_a_redelivery_after_a_day_is_refused_and_not_done_twice(rig: Rig, 
     assert len(await runs(rig)) == 1
     rig.clock.advance(6 * 86400)
     assert await sweeps.forget_keys(rig.database) > 0
-    assert await rig.sql("SELECT * FROM idempotency") == []
+    assert await rig.sql("SELECT * FROM interlock.idempotency_record") == []
 
 
 async def test_a_run_says_how_it_came_to_be(rig: Rig, apply: Apply) -> None:
@@ -297,8 +297,8 @@ async def test_a_trigger_acts_for_whoever_applied_it_until_the_key_is_revoked(ri
     run_id = (await from_github(rig, "push")).json()["run_id"]
     [run] = await runs(rig)
     assert (str(run["id"]), run["requested_by"].partition(":")[0]) == (run_id, "grace")
-    [row] = await rig.sql("SELECT id FROM api_key WHERE name = 'grace'")
-    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, row["id"]))
+    [row] = await rig.sql("SELECT id FROM interlock.api_key WHERE name = 'grace'")
+    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.admin, row["id"]))
     answer = await from_github(rig, "push")
     assert (answer.status_code, answer.json()["code"]) == (409, "TRIGGER_KEY_REVOKED")
     assert len(await runs(rig)) == 1
@@ -363,11 +363,11 @@ async def test_an_event_is_not_lost_when_its_first_delivery_is_rolled_back(
     await apply(**HOOK)
     async with rig.database.transaction() as tx:
         await tx.fetch(
-            "begin_requests", None, rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, None, 60.0
+            "begin_requests", rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, None, 60.0
         )
         answer = await from_github(rig, "push", delivery="d1")
         assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_CONFLICT")
-        await tx.connection.execute("DELETE FROM idempotency")
+        await tx.connection.execute("DELETE FROM interlock.idempotency_record")
     assert await runs(rig) == []
     answer = await from_github(rig, "push", delivery="d1")
     assert (answer.status_code, answer.json()["outcome"], len(await runs(rig))) == (202, "started", 1)

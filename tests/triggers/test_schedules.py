@@ -36,7 +36,7 @@ async def add(http: httpx2.AsyncClient, status: int = 201, **more: Any) -> Any:
 
 
 async def slots(rig: Rig, name: str = "clean-up") -> list[str]:
-    rows = await rig.sql("SELECT trigger FROM run WHERE trigger->>'ref' = $1 ORDER BY id", name)
+    rows = await rig.sql("SELECT trigger FROM interlock.run WHERE trigger->>'ref' = $1 ORDER BY id", name)
     return [orjson.loads(row["trigger"])["metadata"].get("slot", "now") for row in rows]
 
 
@@ -57,7 +57,7 @@ async def test_a_slot_starts_a_run_with_the_schedules_input(rig: Rig, http: http
     shown = (await http.get("/api/schedules/clean-up")).json()
     assert (shown["last_run_id"], shown["last_slot"]) == (run["id"], "2026-05-01T12:30:00+00:00")
     assert shown["next_at"] == "2026-05-02T12:30:00+00:00"
-    [record] = await rig.sql("SELECT * FROM idempotency WHERE source = 'scheduler'")
+    [record] = await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'scheduler'")
     assert (record["key"], str(record["run_id"])) == ("scheduler:clean-up:2026-05-01T12:30:00Z", run["id"])
 
 
@@ -65,7 +65,7 @@ async def test_a_schedule_of_a_workflow_that_begins_with_a_gate(rig: Rig, http: 
     await add(http, workflow="gate")
     rig.clock.advance(3600)
     await schedules.start_due(rig.database, rig.plans)
-    assert [run["status"] for run in await rig.sql("SELECT status FROM run")] == ["waiting_approval"]
+    assert [run["status"] for run in await rig.sql("SELECT status FROM interlock.run")] == ["waiting_approval"]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ async def test_a_deleted_schedule_starts_nothing_and_its_slots_stay_used(rig: Ri
 async def test_a_schedule_whose_key_was_revoked_pauses_and_says_why(rig: Rig, http: httpx2.AsyncClient) -> None:
     key = await rig.key("grace", "operator")
     await add(rig.http(key))
-    [row] = await rig.sql("SELECT id FROM api_key WHERE name = 'grace'")
-    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.database, rig.admin, row["id"]))
+    [row] = await rig.sql("SELECT id FROM interlock.api_key WHERE name = 'grace'")
+    await rig.database.run_in_transaction(lambda tx: tenants.revoke_key(tx, rig.admin, row["id"]))
     rig.clock.advance(3600)
     assert await schedules.start_due(rig.database, rig.plans) == 0
     shown = (await http.get("/api/schedules/clean-up")).json()
@@ -186,7 +186,7 @@ async def test_a_lost_database_pauses_nothing(
 async def test_one_bad_schedule_stops_no_other(rig: Rig, http: httpx2.AsyncClient) -> None:
     await add(http, name="bad")
     await add(http)
-    await rig.sql("UPDATE schedule SET timezone = 'Mars/Base' WHERE name = 'bad'")
+    await rig.sql("UPDATE interlock.schedule SET timezone = 'Mars/Base' WHERE name = 'bad'")
     rig.clock.advance(3600)
     assert await schedules.start_due(rig.database, rig.plans) == 1
 
@@ -220,14 +220,14 @@ async def test_schedules_are_the_tenants_own_and_viewers_only_look(rig: Rig, htt
 
 async def test_looking_for_what_is_due_walks_the_index(rig: Rig, http: httpx2.AsyncClient) -> None:
     await rig.sql(
-        "INSERT INTO schedule (tenant_id, name, key_id, cron, timezone, workflow, input, missed, next_at, created_at)"
+        "INSERT INTO interlock.schedule (tenant_id, name, key_id, cron, timezone, workflow, input, missed, next_at, created_at)"
         " SELECT $1, 's' || n, $2, '0 0 1 1 *', 'UTC', 'work', '{}', 'last', now() + interval '1 year', now()"
         " FROM generate_series(1, 5000) AS n",
         rig.admin.tenant_id, rig.admin.key_id,
     )  # fmt: skip
     await rig.sql("ANALYZE schedule")
     plan = await rig.sql(
-        "EXPLAIN SELECT name FROM schedule WHERE next_at <= '2026-05-01' ORDER BY next_at LIMIT 100"
+        "EXPLAIN SELECT name FROM interlock.schedule WHERE next_at <= '2026-05-01' ORDER BY next_at LIMIT 100"
     )  # fmt: skip
     assert "schedule_due" in plan[0][0] + plan[1][0]
 

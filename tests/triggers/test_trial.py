@@ -95,7 +95,7 @@ async def test_a_trial_says_that_a_delivery_would_be_refused(rig: Rig, apply: Ap
     answer = await rig.http(key).post("/api/triggers", json={"name": "hook", "workflow": "work", **STANDARD})
     assert answer.status_code == 201
     assert (await tried(rig, ALERT))["outcome"] == "starts"
-    await rig.sql("UPDATE api_key SET revoked_at = now() WHERE name = 'maker'")
+    await rig.sql("UPDATE interlock.api_key SET revoked_at = now() WHERE name = 'maker'")
     said, delivered = await tried(rig, ALERT), await standard(rig, ALERT)
     assert delivered.status_code == 409
     assert (said["outcome"], said["reason"]) == ("refused", delivered.json()["detail"])

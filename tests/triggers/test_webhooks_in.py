@@ -17,7 +17,7 @@ PLAIN: dict[str, Any] = {"webhook": {"secret": "gh", "header": "X-Acme-Signature
 
 
 async def count(rig: Rig) -> int:
-    return len(await rig.sql("SELECT id FROM run"))
+    return len(await rig.sql("SELECT id FROM interlock.run"))
 
 
 async def test_a_message_by_standard_webhooks_is_one_run(rig: Rig, apply: Apply) -> None:
@@ -82,7 +82,7 @@ async def test_no_secret_is_in_a_row_or_an_answer(rig: Rig, apply: Apply) -> Non
     await standard(rig, ALERT)
     shown = (await rig.http().get("/api/triggers/hook")).json()
     assert shown["source"]["webhook"] == {"secret": "std"}
-    for table in ("trigger", "secret", "idempotency", "run", "entry"):
+    for table in ("trigger", "secret", "idempotency_record", "run", "journal_entry"):
         assert STANDARD_SECRET[6:] not in str([dict(row) for row in await rig.sql(f"SELECT * FROM {table}")]), table
 
 

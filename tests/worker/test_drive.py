@@ -12,15 +12,17 @@ import pytest
 from interlock import Context
 from interlock.engine.access.principal import Principal
 from interlock.engine.queueing import leases, sweeps
-from interlock.engine.writing.journal_writer import Lease, SideEffects, Write, append
-from interlock.engine.writing.run_commands import journal_for
+from interlock.engine.writing.change import Effect, OpenApproval, RunChange
+from interlock.engine.writing.commit import commit
+from interlock.engine.writing.load import empty_journal
 from interlock.journal import Entry, LeaseRelease, advance
 from interlock.lifecycle import RunReason, RunState
 from interlock.settings import Settings
 from interlock.store.pool import Tx
+from interlock.store.records import ClaimedRun
 from interlock.worker import batch_committer, worker
 from interlock.worker.worker import Worker
-from tests.rig import Hold, Rig
+from tests.rig import Hold, Rig, written_row
 
 ONE = "{name: one, steps: [{id: a, tool: t.hold}]}"
 TWO = "{name: two, steps: [{id: a, tool: t.hold}, {id: b, tool: t.echo}]}"
@@ -50,13 +52,13 @@ def hold(rig: Rig) -> Hold:
 
 
 async def in_flight(rig: Rig) -> dict[UUID, int]:
-    return {row["tenant_id"]: row["in_flight"] for row in await rig.sql("SELECT tenant_id, in_flight FROM lane")}
+    return {row["tenant_id"]: row["in_flight"] for row in await rig.sql("SELECT tenant_id, in_flight FROM interlock.queue")}
 
 
 async def lane_is_clean(rig: Rig) -> None:
     assert set((await in_flight(rig)).values()) == {0}
-    assert await rig.sql("SELECT * FROM ready") == []
-    assert await sweeps.recount_lanes(rig.database) == 0
+    assert await rig.sql("SELECT * FROM interlock.ready_run") == []
+    assert await sweeps.recount_queues(rig.database) == 0
 
 
 # ---------------------------------------------------------------- one writer, many workers
@@ -77,7 +79,7 @@ async def test_two_workers_never_run_the_same_step_twice(rig: Rig) -> None:
         runs = [await rig.until(run_id) for run_id in ids]
     assert {run["status"] for run in runs} == {"succeeded"}
     assert len(calls) == 360 and set(calls.values()) == {1}
-    rows = await rig.sql("SELECT actor, count(*) AS n FROM entry WHERE event = 'start' GROUP BY actor")
+    rows = await rig.sql("SELECT actor, count(*) AS n FROM interlock.journal_entry WHERE event = 'start' GROUP BY actor")
     assert {row["actor"] for row in rows} == {one.me.actor, two.me.actor}
     await lane_is_clean(rig)
 
@@ -165,7 +167,7 @@ async def test_a_full_worker_shares_its_time_however_large_it_is(rig: Rig, capac
         await asyncio.wait_for(done.wait(), 5)
 
 
-WAITING_FOR_GPU = "SELECT FROM ready JOIN lane ON lane.id = ready.lane_id WHERE pool = 'gpu'"
+WAITING_FOR_GPU = "SELECT FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE pool = 'gpu'"
 GPU = "{name: g, steps: [{id: a, tool: t.gpu, runs_on: gpu}]}"
 
 
@@ -232,7 +234,7 @@ async def test_a_worker_does_not_rest_while_a_lane_with_work_is_locked(url: str,
     try:
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute("SELECT FROM lane WHERE tenant_id = $1 FOR UPDATE", rig.admin.tenant_id)
+        await connection.execute("SELECT FROM interlock.queue WHERE tenant_id = $1 FOR UPDATE", rig.admin.tenant_id)
         async with rig.worker() as worker:
             assert (await rig.until(free))["status"] == "succeeded"
             await worker.idle()
@@ -281,7 +283,7 @@ async def test_a_mixed_load_leaves_every_lane_at_zero(rig: Rig, hold: Hold) -> N
         for _, run_id in held:
             assert (await rig.until(run_id))["status"] == "canceled"
         # Retries released their leases too.
-        assert (await rig.sql("SELECT count(*) AS n FROM run WHERE lease_worker IS NOT NULL"))[0]["n"] == 0
+        assert (await rig.sql("SELECT count(*) AS n FROM interlock.run WHERE lease_worker IS NOT NULL"))[0]["n"] == 0
         for who, name, run_id in started:
             if name != "good" and name != "bad":
                 await rig.cancel(run_id, who)
@@ -289,8 +291,8 @@ async def test_a_mixed_load_leaves_every_lane_at_zero(rig: Rig, hold: Hold) -> N
 
 
 async def test_recount_finds_and_mends_a_planted_drift(rig: Rig) -> None:
-    await rig.sql("UPDATE lane SET in_flight = 7")
-    assert await sweeps.recount_lanes(rig.database) == 1
+    await rig.sql("UPDATE interlock.queue SET in_flight = 7")
+    assert await sweeps.recount_queues(rig.database) == 1
     assert set((await in_flight(rig)).values()) == {0}
 
 
@@ -341,7 +343,7 @@ class TestWakeUps:
         async with rig.worker(), asyncio.timeout(20):
             for _ in range(5):
                 run_id = await rig.start("w")
-                while not await sweeps.wake_due(rig.database):
+                while not await sweeps.resume_due(rig.database):
                     pass
                 assert (await rig.until(run_id, seconds=10))["status"] == "succeeded"
 
@@ -371,7 +373,7 @@ async def test_a_gate_is_granted_while_another_step_of_its_run_is_in_flight(rig:
         assert "a: running -succeed-> succeeded" not in journal
         hold.release.set()
         assert (await rig.until(run_id))["status"] == "succeeded"
-    assert await rig.sql("SELECT * FROM inbox") == []
+    assert await rig.sql("SELECT * FROM interlock.run_command") == []
     assert hold.entries == 1
     await lane_is_clean(rig)
 
@@ -447,7 +449,7 @@ async def test_a_deadline_stops_a_step_in_flight_and_fails_the_run(
         run = await rig.until(run_id)
     assert hold.interrupted
     assert (run["status"], run["reason"], run["step"]["a"]["status"]) == ("failed", "timed_out", "canceled")
-    assert await rig.sql("SELECT * FROM approval WHERE status = 'requested'") == []
+    assert await rig.sql("SELECT * FROM interlock.approval WHERE status = 'requested'") == []
     await lane_is_clean(rig)
 
 
@@ -475,15 +477,17 @@ async def test_a_run_that_finishes_as_its_deadline_passes_has_succeeded(rig: Rig
 # ---------------------------------------------------------------- lost workers
 
 
-def write_of(row: Any, *entries: Entry, leave: LeaseRelease | None = None) -> Write:
-    lease = Lease(row["id"], row["tenant_id"], row["lease_token"], RunState.RUNNING, row["workflow"], "x")
-    return Write(lease, list(entries), leave, seq=entries[-1].seq if entries else 0)
+def change_of(
+    run: ClaimedRun, *entries: Entry, release: LeaseRelease | None = None, effects: tuple[Effect, ...] = ()
+) -> RunChange:
+    seq = entries[-1].seq if entries else 0
+    return RunChange(written_row(run), list(entries), release, seq=seq, effects=effects)
 
 
-async def by_hand(rig: Rig, me: leases.WorkerIdentity, write: Write) -> bool:
-    async with rig.database.pool.acquire() as connection:
-        [answer] = await append(rig.database, connection, me, [write])
-    return answer.kept
+async def by_hand(rig: Rig, me: leases.WorkerIdentity, change: RunChange) -> bool:
+    async with rig.database.transaction() as tx:
+        [result] = await commit(tx, [change], me.id)
+    return result.kept
 
 
 async def test_a_lost_worker_cannot_write_and_changes_nothing(rig: Rig, hold: Hold) -> None:
@@ -496,16 +500,16 @@ async def test_a_lost_worker_cannot_write_and_changes_nothing(rig: Rig, hold: Ho
     done = Entry(4, "run_completed", me.actor, None, "running", "fail", "failed", data={"reason": "terminal_error"})
     rig.clock.advance(6)
     await rig.sweep()
-    before = (await rig.journal(run_id), await rig.sql("SELECT * FROM run"), await rig.sql("SELECT * FROM lane"))
+    before = (await rig.journal(run_id), await rig.sql("SELECT * FROM interlock.run"), await rig.sql("SELECT * FROM interlock.queue"))
     ending = LeaseRelease(RunState.FAILED, done, RunReason.TERMINAL_ERROR)
-    for write in (write_of(row, late), write_of(row, late, done, leave=ending), write_of(row, leave=ending)):
-        assert not await by_hand(rig, me, write)
-    after = (await rig.journal(run_id), await rig.sql("SELECT * FROM run"), await rig.sql("SELECT * FROM lane"))
+    for change in (change_of(row, late), change_of(row, late, done, release=ending), change_of(row, release=ending)):
+        assert not await by_hand(rig, me, change)
+    after = (await rig.journal(run_id), await rig.sql("SELECT * FROM interlock.run"), await rig.sql("SELECT * FROM interlock.queue"))
     assert after == before
     run = await rig.work_until(run_id)
     assert (run["status"], run["step"]["a"]["output"]) == ("succeeded", "held")
     # The same holds after the run has ended on another worker.
-    assert not await by_hand(rig, me, write_of(row, late))
+    assert not await by_hand(rig, me, change_of(row, late))
     await lane_is_clean(rig)
 
 
@@ -517,10 +521,10 @@ async def test_a_lost_worker_holds_nothing_even_before_its_runs_are_taken_back(r
     me, [row] = await rig.claim_by_hand()
     async with rig.database.connection() as connection:
         tx = Tx(connection)
-        assert [held["id"] for held in await leases.leases_of(tx, rig.clock(), me)] == [row["id"]]
+        assert [held.id for held in await leases.leases_of(tx, me)] == [row.id]
         rig.clock.advance(6)
-        assert [lost["id"] for lost in await tx.fetch("lose_workers", rig.clock(), "system:sweep")] == [me.id]
-        assert await leases.leases_of(tx, rig.clock(), me) == []
+        assert [lost["id"] for lost in await tx.fetch("lose_workers", "system:sweep")] == [me.id]
+        assert await leases.leases_of(tx, me) == []
 
 
 async def test_a_live_worker_cannot_write_with_a_token_that_is_not_the_runs(rig: Rig, hold: Hold) -> None:
@@ -528,27 +532,27 @@ async def test_a_live_worker_cannot_write_with_a_token_that_is_not_the_runs(rig:
     await rig.apply(TWO)
     run_id = await rig.start("two")
     me, [row] = await rig.claim_by_hand(lease_seconds=300)
-    assert await by_hand(rig, me, write_of(row, leave=LeaseRelease(RunState.RUNNING, queue=True)))
+    assert await by_hand(rig, me, change_of(row, release=LeaseRelease(RunState.RUNNING, queue=True)))
     other, [again] = await rig.claim_by_hand(lease_seconds=300)
-    assert again["lease_token"] == row["lease_token"] + 1
+    assert again.lease_token == row.lease_token + 1
     entry = Entry(3, "step_transition", me.actor, "a", "running", "succeed", "succeeded", 1)
-    assert not await by_hand(rig, me, write_of(row, entry))
-    assert not await by_hand(rig, me, write_of(again, entry))  # the right token, but not the holder
-    assert not await by_hand(rig, other, write_of(row, entry))  # the holder, but an old token
+    assert not await by_hand(rig, me, change_of(row, entry))
+    assert not await by_hand(rig, me, change_of(again, entry))  # the right token, but not the holder
+    assert not await by_hand(rig, other, change_of(row, entry))  # the holder, but an old token
     assert await rig.journal(run_id) == ["run:  -create-> pending", "run: pending -start-> running"]
-    assert await by_hand(rig, other, write_of(again, entry))
+    assert await by_hand(rig, other, change_of(again, entry))
 
 
 async def test_a_refused_write_takes_no_other_with_it(rig: Rig, hold: Hold) -> None:
     await rig.apply(TWO)
     first, second = await rig.start("two"), await rig.start("two")
     me, rows = await rig.claim_by_hand(room=2, lease_seconds=300)
-    rows = sorted(rows, key=lambda row: row["id"])
+    rows = sorted(rows, key=lambda row: row.id)
     entry = Entry(3, "step_transition", me.actor, "a", "running", "succeed", "succeeded", 1)
-    stale = write_of(rows[0], entry)
-    stale.lease.token -= 1
-    async with rig.database.pool.acquire() as connection:
-        answers = await append(rig.database, connection, me, [stale, write_of(rows[1], entry)])
+    stale = change_of(rows[0], entry)
+    stale.row.token -= 1
+    async with rig.database.transaction() as tx:
+        answers = await commit(tx, [stale, change_of(rows[1], entry)], me.id)
     assert [answer.kept for answer in answers] == [False, True]
     assert (len(await rig.journal(first)), len(await rig.journal(second))) == (2, 3)
 
@@ -596,15 +600,13 @@ class TestLost:
         await rig.sweep()
 
 
-async def open_gate(rig: Rig, me: leases.WorkerIdentity, row: Any) -> None:
+async def open_gate(rig: Rig, me: leases.WorkerIdentity, row: ClaimedRun) -> None:
     """Do a driver's first work with GATE_BESIDE_TOOL: it asks, and then starts the tool."""
-    plan = await rig.plans.get(row["tenant_id"], row["workflow"], row["workflow_version"])
-    journal = journal_for(row, plan)
-    journal.seq, journal.status = row["seq"], RunState.RUNNING
-    asks = advance(journal, row["now"]).ask
-    write = write_of(row, *journal.take_unsaved())
-    write.beside = SideEffects(asks=asks)
-    assert await by_hand(rig, me, write)
+    plan = await rig.plans.get(row.tenant_id, row.workflow, row.workflow_version)
+    journal = empty_journal(row, plan).at(RunState.RUNNING, row.seq)
+    requests = advance(journal, row.now).approvals
+    effects = tuple(OpenApproval(request) for request in requests)
+    assert await by_hand(rig, me, change_of(row, *journal.take_unsaved(), effects=effects))
 
 
 async def test_a_cancel_that_a_lost_worker_never_read_is_carried_out_by_the_next(rig: Rig, hold: Hold) -> None:
@@ -619,7 +621,7 @@ async def test_a_cancel_that_a_lost_worker_never_read_is_carried_out_by_the_next
     # The run is in the queue with an unread command. Later commands come after it.
     await rig.approve(run_id)
     await rig.cancel(run_id)
-    [found] = await rig.sql("SELECT status FROM run")
+    [found] = await rig.sql("SELECT status FROM interlock.run")
     assert found["status"] == "canceling"
     run = await rig.work_until(run_id)
     assert (run["status"], run["reason"], hold.entries) == ("canceled", "canceled_by_user", 0)
@@ -636,11 +638,11 @@ async def test_a_decision_that_a_lost_worker_never_read_is_not_forgotten(rig: Ri
     run_id = await rig.start("w")
     me, [row] = await rig.claim_by_hand()
     await open_gate(rig, me, row)
-    first, second = await rig.sql("SELECT id FROM approval ORDER BY id")
+    first, second = await rig.sql("SELECT id FROM interlock.approval ORDER BY id")
     http = rig.http()
     assert (await http.post(f"/api/approvals/{first['id']}/approve")).status_code == 200
     done = Entry(5, "step_transition", me.actor, "a", "running", "succeed", "succeeded", 1, output="1")
-    assert await by_hand(rig, me, write_of(row, done))
+    assert await by_hand(rig, me, change_of(row, done))
     rig.clock.advance(6)
     await rig.sweep()
     assert (await http.post(f"/api/approvals/{second['id']}/approve")).status_code == 200
@@ -655,9 +657,9 @@ async def test_a_claim_whose_answer_was_lost_is_taken_up(rig: Rig, hold: Hold, m
     run_id = await rig.start("two")
     real, lost = leases.claim, []
 
-    async def claim(*args: Any) -> leases.Claim:
+    async def claim(*args: Any) -> Any:
         answer = await real(*args)
-        if answer.runs and not lost:
+        if answer and not lost:
             lost.append(answer)
             raise ConnectionResetError("the answer got lost on its way")
         return answer
@@ -674,7 +676,7 @@ async def test_an_append_whose_answer_was_lost_is_not_written_twice(
     hold.release.set()
     await rig.apply(TWO)
     run_id = await rig.start("two")
-    real, lost = batch_committer.append, []
+    real, lost = batch_committer.commit, []
 
     async def unlucky(*args: Any) -> Any:
         answer = await real(*args)
@@ -683,7 +685,7 @@ async def test_an_append_whose_answer_was_lost_is_not_written_twice(
             raise ConnectionResetError("the answer got lost on its way")
         return answer
 
-    monkeypatch.setattr(batch_committer, "append", unlucky)
+    monkeypatch.setattr(batch_committer, "commit", unlucky)
     run = await rig.work_until(run_id)
     assert (run["status"], hold.entries, len(lost) > 0) == ("succeeded", 1, True)
     assert (await rig.journal(run_id))[2:] == [
@@ -724,7 +726,7 @@ async def test_draining_lets_a_step_finish_and_another_worker_goes_on(
         "succeeded",
         "pending",
     )
-    [row] = await rig.sql("SELECT status, reason FROM worker")
+    [row] = await rig.sql("SELECT status, reason FROM interlock.worker")
     assert (row["status"], row["reason"]) == ("completed", "drained")
     assert set((await in_flight(rig)).values()) == {0}
     assert (await rig.work_until(run_id))["status"] == "succeeded"
@@ -746,7 +748,7 @@ class TestImpatientDrain:
         async with rig.worker():
             await hold.inside()
         assert hold.interrupted
-        [row] = await rig.sql("SELECT status, lease_worker FROM run")
+        [row] = await rig.sql("SELECT status, lease_worker FROM interlock.run")
         assert (row["status"], row["lease_worker"]) == ("running", None)
         hold.release.set()
         async with rig.worker():
@@ -961,7 +963,7 @@ async def test_a_slow_steps_start_is_written_before_what_follows_it(
 ) -> None:
     """The started entry is being written while the step ends: the journal still has no gap."""
     monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
-    real = batch_committer.append
+    real = batch_committer.commit
 
     async def delayed(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
         if any(e.event == "claim" for w in writes for e in w.entries):
@@ -969,11 +971,11 @@ async def test_a_slow_steps_start_is_written_before_what_follows_it(
             await asyncio.sleep(0.1)  # without waiting for this, the next write would overtake it
         return await real(database, connection, me, writes)
 
-    monkeypatch.setattr(batch_committer, "append", delayed)
+    monkeypatch.setattr(batch_committer, "commit", delayed)
     await rig.apply(ONE)
     run = await rig.work_until(await rig.start("one"))
     assert run["status"] == "succeeded"
-    rows = await rig.sql("SELECT seq, event FROM entry ORDER BY seq")
+    rows = await rig.sql("SELECT seq, event FROM interlock.journal_entry ORDER BY seq")
     assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["event"] for row in rows] == ["create", "start", "claim", "succeed", "succeed"]
 
@@ -989,7 +991,7 @@ async def test_a_lock_that_is_held_too_long_does_not_end_the_worker(url: str, ri
             await hold.inside()
             transaction = other.transaction()
             await transaction.start()
-            await other.execute("SELECT FROM run WHERE id = $1 FOR UPDATE", run_id)
+            await other.execute("SELECT FROM interlock.run WHERE id = $1 FOR UPDATE", run_id)
             hold.release.set()
             await hold.left.wait()
             # Seen waiting, then seen waiting again after its lock time-out.

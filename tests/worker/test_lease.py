@@ -157,7 +157,7 @@ async def test_no_step_begins_after_the_local_lease(rig: Rig, line: Line) -> Non
                 await asyncio.sleep(0.01)
         assert begun == []
         line.is_cut = False
-        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", first.id)
+        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", first.id)
         await rig.sweep()
         assert (await rig.until(run_id))["status"] == "succeeded"
         assert begun == [worker.me]
@@ -258,7 +258,7 @@ async def _watch(rig: Rig, named: float) -> None:
         beats, began = set(), time.monotonic()
         while time.monotonic() - began < 1.5 * LEASE_SECONDS or metrics.loop_blocked._value.get() == named:
             assert time.monotonic() - began < 20
-            (row,) = await database.pool.fetch("SELECT heartbeat_at FROM worker WHERE stopped_at IS NULL LIMIT 1")
+            (row,) = await database.pool.fetch("SELECT heartbeat_at FROM interlock.worker WHERE stopped_at IS NULL LIMIT 1")
             beats.add(row["heartbeat_at"])
             await asyncio.sleep(0.05)
         await reclaim_lost(database)
@@ -398,7 +398,7 @@ async def test_runs_of_a_terminated_worker_wait_until_its_process_cannot_act(rig
     rig.clock.freeze()
     run_id = await rig.start("hold")
     me, _ = await rig.claim_by_hand(lease_seconds=5)
-    await rig.database.run_in_transaction(lambda tx: workers.order(tx, rig.database, "t", me.id, WorkerEvent.TERMINATE))
+    await rig.database.run_in_transaction(lambda tx: workers.order(tx, "t", me.id, WorkerEvent.TERMINATE))
     rig.clock.advance(4.9)
     await rig.sweep()
     assert await _holder(rig, run_id) == me.id
@@ -459,7 +459,7 @@ async def test_a_doubt_about_a_call_that_still_runs_cannot_be_settled_yet(
     try:
         async with working(rig):
             await rig.until(run_id, "waiting_approval")
-            (receipt,) = await rig.sql("SELECT id FROM receipt WHERE status = 'in_doubt'")
+            (receipt,) = await rig.sql("SELECT id FROM interlock.receipt WHERE status = 'in_doubt'")
             path, body = f"/api/receipts/{receipt['id']}/resolve", {"outcome": "did_not_happen"}
             early = await judge.post(path, json=body)
             assert (early.status_code, early.json()["code"]) == (409, "EFFECT_STILL_RUNNING")
@@ -473,7 +473,7 @@ async def test_a_doubt_about_a_call_that_still_runs_cannot_be_settled_yet(
 
 
 async def _holder(rig: Rig, run_id: UUID) -> Any:
-    (row,) = await rig.sql("SELECT lease_worker FROM run WHERE id = $1", run_id)
+    (row,) = await rig.sql("SELECT lease_worker FROM interlock.run WHERE id = $1", run_id)
     return row["lease_worker"]
 
 
@@ -509,7 +509,7 @@ async def test_a_worker_that_comes_too_late_for_its_place_ends_without_an_error(
     """Its supervisor gave up waiting for the process: that is not a defect of the worker (reliability 4)."""
     place = uuid7()
     await workers.create(
-        rig.database, rig.database, "test", workers.Terms(1, ("default",), None), worker_id=place, host="here",
+        rig.database, "test", workers.Terms(1, ("default",), None), worker_id=place, host="here",
         name="late", lease_seconds=LEASE_SECONDS,
     )  # fmt: skip
     await workers.bury(rig.database, place, "test", "it did not start in time")

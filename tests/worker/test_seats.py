@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
+from dataclasses import asdict
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -12,12 +13,14 @@ import pytest
 from interlock.engine.access.principal import Principal
 from interlock.engine.queueing import leases, workers
 from interlock.engine.runs import runs
-from interlock.engine.writing.journal_writer import AppendResult, Lease, Write
+from interlock.engine.writing.change import RunChange, WrittenRow
+from interlock.engine.writing.commit import CommitResult
 from interlock.errors import LeaseLost
-from interlock.ids import uuid7
+from interlock.ids import QueueId, RunId, TenantId, uuid7
 from interlock.lifecycle import RunState, WorkerEvent
-from interlock.store.notify import INBOX, READY
+from interlock.store.notify import READY, RUN_COMMAND
 from interlock.store.pool import Tx
+from interlock.store.records import DispatchSlot
 from interlock.worker import batch_committer
 from interlock.worker.claimer import Claimer
 from interlock.worker.worker import Worker
@@ -45,10 +48,10 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
     """Return the runs that came through the queue."""
     real, found = leases.claim, []
 
-    async def claim(*args: Any) -> leases.Claim:
-        answer = await real(*args)
-        found.extend(row["id"] for row in answer.runs)
-        return answer
+    async def claim(*args: Any) -> Any:
+        runs = await real(*args)
+        found.extend(run.id for run in runs or ())
+        return runs
 
     monkeypatch.setattr(leases, "claim", claim)
     return found
@@ -67,12 +70,12 @@ def without_checks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 async def start(rig: Rig, input: Any = None, who: Principal | None = None) -> UUID:
     who = who or rig.admin
     new = await runs.prepare(rig.plans, who, "one", input=input)
-    assert await runs.start_once(rig.database, who, new, None, "{}") is not None
+    assert await runs.start_once(rig.database, who, new, None, b"{}") is not None
     return new.id
 
 
 async def seats(rig: Rig) -> set[UUID]:
-    return {row["worker_id"] for row in await rig.sql("SELECT worker_id FROM seat")}
+    return {row["worker_id"] for row in await rig.sql("SELECT worker_id FROM interlock.dispatch_slot")}
 
 
 async def until_seated(rig: Rig, *them: Worker) -> None:
@@ -100,7 +103,7 @@ async def silent_worker(rig: Rig) -> AsyncIterator[leases.WorkerIdentity]:
     me = await leases.register(rig.database, capacity=1, lease_seconds=5)
     await leases.move_worker(rig.database, me.id, WorkerEvent.START)
     async with rig.database.connection() as connection:
-        await leases.offer_slot(Tx(connection), me, leases.DispatchSlot(me.actor, "nobody", None))
+        await leases.offer_slot(Tx(connection), DispatchSlot(me.id, me.actor, "nobody", None))
     yield me
 
 
@@ -115,7 +118,7 @@ async def test_a_run_goes_straight_to_a_worker_with_nothing_to_do(rig: Rig, hold
             run = await rig.until(run_id)
             assert (run["status"], run["input"], claimed) == ("succeeded", {"charge": "ch_1"}, [])
             await until_seated(rig, worker)
-        rows = await rig.sql("SELECT seq, actor, token FROM entry WHERE run_id = $1 ORDER BY seq", run_id)
+        rows = await rig.sql("SELECT seq, actor, token FROM interlock.journal_entry WHERE run_id = $1 ORDER BY seq", run_id)
         assert [(row["seq"], row["token"]) for row in rows] == [(1, 0), (2, 1), (3, 1), (4, 1)]
         assert rows[1]["actor"] == worker.me.actor
     assert (await rig.journal(run_id))[1] == "run: pending -start-> running"
@@ -136,15 +139,13 @@ async def test_it_is_the_row_that_a_claim_would_have_given(
         await until_seated(rig, worker)
         queued = await rig.start("one", {"a": {"b": [1.0, None]}})
         await rig.until(queued)
-    by_seat, by_claim = (dict(row) for row in taken)
-    of_the_queue = {"lane", "share", "lane_id"}
-    assert by_claim.keys() - by_seat.keys() <= of_the_queue
-    own = {"id", "now", "at", "created_at", "started_at", "lease_worker", "seated"}
-    for name in by_claim.keys() - of_the_queue - own:
-        assert (name, by_seat[name]) == (name, by_claim[name])
-    assert isinstance(by_seat["id"], UUID)
-    assert (by_seat["seated"], by_claim["seated"]) == (True, False)
-    assert {type(by_seat[name]) for name in ("now", "created_at", "started_at")} == {type(by_claim["now"])}
+    dispatched, claimed = (asdict(run) for run in taken)
+    own = {"id", "now", "created_at", "started_at", "lease_worker", "is_dispatched"}
+    for name in claimed.keys() - own:
+        assert (name, dispatched[name]) == (name, claimed[name])
+    assert isinstance(dispatched["id"], UUID)
+    assert (dispatched["is_dispatched"], claimed["is_dispatched"]) == (True, False)
+    assert {type(dispatched[name]) for name in ("now", "created_at", "started_at")} == {type(claimed["now"])}
 
 
 async def test_of_many_starts_at_once_each_run_is_done_once(rig: Rig, hold: Hold) -> None:
@@ -167,10 +168,10 @@ async def test_a_run_that_is_too_large_for_a_notification_comes_all_the_same(rig
 async def test_the_same_start_again_is_the_same_run(rig: Rig, hold: Hold) -> None:
     async with free_worker(rig):
         new = await runs.prepare(rig.plans, rig.admin, "one")
-        assert await runs.start_once(rig.database, rig.admin, new, None, "") is not None
+        assert await runs.start_once(rig.database, rig.admin, new, None, b"") is not None
         await hold.inside()
-        assert await runs.start_once(rig.database, rig.admin, new, None, "") is None
-        assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM lane")] == [1]
+        assert await runs.start_once(rig.database, rig.admin, new, None, b"") is None
+        assert [row["in_flight"] for row in await rig.sql("SELECT in_flight FROM interlock.queue")] == [1]
         hold.release.set()
         await rig.until(new.id)
     await lane_is_clean(rig)
@@ -215,15 +216,15 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
 ) -> None:
     other = await rig.tenant("other")
     await rig.apply(ONE, other)
-    real, batches, free = batch_committer.append, list[list[Write]](), asyncio.Event()
+    real, batches, free = batch_committer.commit, list[list[RunChange]](), asyncio.Event()
 
-    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
-        if writes and hold.release.is_set():
-            batches.append(writes)
+    async def commit(tx: Any, changes: list[RunChange], *args: Any) -> Any:
+        if changes and hold.release.is_set():
+            batches.append(changes)
             await free.wait()
-        return await real(database, connection, me, writes)
+        return await real(tx, changes, *args)
 
-    monkeypatch.setattr(batch_committer, "append", append)
+    monkeypatch.setattr(batch_committer, "commit", commit)
     for _ in range(19):
         await rig.start("one")
     async with rig.worker(20) as worker:
@@ -235,7 +236,7 @@ async def test_what_came_by_the_seat_is_committed_first_and_by_itself(
             await asyncio.sleep(0)
         free.set()
         await worker.idle()
-    (alone,) = [batch for batch in batches if seated in {write.lease.run_id for write in batch}]
+    (alone,) = [batch for batch in batches if seated in {change.row.run_id for change in batch}]
     assert len(alone) == 1
     assert batches.index(alone) < 3, "it waited for more than what was being committed"
 
@@ -245,23 +246,24 @@ async def test_runs_that_came_by_the_seat_do_not_keep_others_from_being_committe
 ) -> None:
     """The rule holds for any number of runs and writes."""
 
-    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[AppendResult]:
+    async def commit(tx: Any, changes: list[RunChange], *_: Any) -> list[CommitResult]:
         await asyncio.sleep(0)
-        return [AppendResult(True)] * len(writes)
+        return [CommitResult(True)] * len(changes)
 
-    def lease(*, seated: bool) -> Lease:
-        return Lease(uuid4(), uuid4(), 1, RunState.RUNNING, "w", "me", seated=seated)
+    def row(*, is_dispatched: bool) -> WrittenRow:
+        ids = RunId(uuid4()), TenantId(uuid4())
+        return WrittenRow(*ids, 1, RunState.RUNNING, "me", False, QueueId(ids[1]), is_dispatched=is_dispatched)
 
-    async def write_without_end(mine: Lease) -> None:
+    async def write_without_end(mine: WrittenRow) -> None:
         while True:
-            await flusher.put(Write(mine, []))
+            await flusher.put(RunChange(mine, []))
 
-    monkeypatch.setattr(batch_committer, "append", append)
+    monkeypatch.setattr(batch_committer, "commit", commit)
     flusher = batch_committer.Flusher(rig.database, leases.UNREGISTERED)
     tasks = [asyncio.create_task(flusher.run())]
-    tasks += [asyncio.create_task(write_without_end(lease(seated=True))) for _ in range(4)]
+    tasks += [asyncio.create_task(write_without_end(row(is_dispatched=True))) for _ in range(4)]
     try:
-        await asyncio.wait_for(flusher.put(Write(lease(seated=False), [])), 5)
+        await asyncio.wait_for(flusher.put(RunChange(row(is_dispatched=False), [])), 5)
     finally:
         for task in tasks:
             task.cancel()
@@ -343,7 +345,7 @@ async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Ri
 async def job_of(rig: Rig) -> UUID:
     job_id = uuid7()
     await rig.sql(
-        "INSERT INTO job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count, status,"
+        "INSERT INTO interlock.job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count, status,"
         " requested_by, requester, created_at, deadline_at) VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted',"
         " 'someone', '{}', now(), now() + interval '1 hour')", job_id, rig.admin.tenant_id,
     )  # fmt: skip
@@ -352,7 +354,7 @@ async def job_of(rig: Rig) -> UUID:
 
 async def test_a_worker_that_is_reserved_for_a_job_gets_no_run_by_its_seat(rig: Rig, hold: Hold) -> None:
     async with silent_worker(rig) as reserved:
-        await rig.sql("UPDATE worker SET job_id = $1 WHERE id = $2", await job_of(rig), reserved.id)
+        await rig.sql("UPDATE interlock.worker SET job_id = $1 WHERE id = $2", await job_of(rig), reserved.id)
         assert await seats(rig) == {reserved.id}
         assert (await rig.run(await start(rig)))["status"] == "pending"
 
@@ -363,29 +365,29 @@ async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hol
     async with silent_worker(rig) as me:
         job_id = await job_of(rig)
         if order == "release_workers":
-            await rig.sql("UPDATE worker SET job_id = $1 WHERE id = $2", job_id, me.id)
+            await rig.sql("UPDATE interlock.worker SET job_id = $1 WHERE id = $2", job_id, me.id)
             await rig.database.fetch(order, rig.clock(), [job_id])
         else:
             await rig.database.fetch(order, rig.clock(), job_id, 1, rig.admin.tenant_id)
-            assert (await rig.sql("SELECT job_id FROM worker"))[0]["job_id"] == job_id
+            assert (await rig.sql("SELECT job_id FROM interlock.worker"))[0]["job_id"] == job_id
         assert await seats(rig) == set()
 
 
 async def test_a_run_that_did_not_leave_keeps_its_place(rig: Rig, hold: Hold, without_checks: None) -> None:
     """Its worker has one place. The run wants to leave, and the seat with it; but a command has come, and it stays."""
     async with free_worker(rig, 1) as worker:
-        worker._listener.handlers[INBOX] = lambda _: None  # the worker learns of it by the answer
+        worker._listener.handlers[RUN_COMMAND] = lambda _: None  # the worker learns of it by the answer
         run_id = await start(rig)
         await hold.inside()
-        answered, go_on, real = asyncio.Event(), asyncio.Event(), worker.flusher._append_whatever_happens
+        answered, go_on, real = asyncio.Event(), asyncio.Event(), worker.flusher._commit_whatever_happens
 
-        async def append(connection: Any, writes: list[Write]) -> list[AppendResult]:
-            answers = await real(connection, writes)
+        async def append(*args: Any) -> list[CommitResult]:
+            answers: list[CommitResult] = await real(*args)
             answered.set()
             await go_on.wait()
             return answers
 
-        worker.flusher._append_whatever_happens = append
+        worker.flusher._commit_whatever_happens = append
         await rig.cancel(run_id)
         hold.release.set()
         await asyncio.wait_for(answered.wait(), 20)
@@ -400,8 +402,8 @@ async def test_with_a_rate_every_start_is_counted(rig: Rig, hold: Hold) -> None:
     await rig.apply(ONE, tenant)
     async with silent_worker(rig):
         new = await runs.prepare(rig.plans, tenant, "one")
-        assert await runs.start_once(rig.database, tenant, new, None, "") is None
-    assert await rig.sql("SELECT 1 FROM run") == []
+        assert await runs.start_once(rig.database, tenant, new, None, b"") is None
+    assert await rig.sql("SELECT 1 FROM interlock.run") == []
 
 
 async def test_a_worker_with_one_place_still_takes_from_the_queue(rig: Rig, hold: Hold) -> None:
@@ -429,7 +431,7 @@ async def test_a_run_on_the_seat_of_a_worker_that_died_goes_to_another(rig: Rig,
     hold.release.set()
     async with silent_worker(rig) as dead:
         run_id = await start(rig)
-        (row,) = await rig.sql("SELECT status, lease_worker FROM run")
+        (row,) = await rig.sql("SELECT status, lease_worker FROM interlock.run")
         assert (row["status"], row["lease_worker"]) == ("running", dead.id)
     rig.clock.advance(60)
     await rig.sweep()
@@ -484,7 +486,7 @@ async def test_a_run_that_comes_between_two_lives_is_for_neither(
         async with asyncio.timeout(20):
             while worker.me == old:  # noqa: ASYNC110 — only its id shows it
                 await asyncio.sleep(0.005)
-        await rig.sql("UPDATE worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id)
+        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id)
         await rig.sweep()
         assert (await rig.until(run_id))["status"] == "succeeded"
 
@@ -513,14 +515,14 @@ async def test_what_waits_is_claimed_when_the_run_on_the_only_seat_is_on_its_way
 async def test_a_batch_that_is_refused_opens_the_seat_all_the_same(
     rig: Rig, hold: Hold, monkeypatch: pytest.MonkeyPatch, without_checks: None
 ) -> None:
-    real = batch_committer.append
+    real = batch_committer.commit
 
-    async def append(database: Any, connection: Any, me: Any, writes: list[Write]) -> list[AppendResult]:
-        if len(writes) > 1:
+    async def commit(tx: Any, changes: list[RunChange], *args: Any) -> list[CommitResult]:
+        if len(changes) > 1:
             raise asyncpg.CheckViolationError("one of them")
-        return await real(database, connection, me, writes)
+        return await real(tx, changes, *args)
 
-    monkeypatch.setattr(batch_committer, "append", append)
+    monkeypatch.setattr(batch_committer, "commit", commit)
     for _ in range(3):
         await rig.start("one")
     async with rig.worker(5) as worker:
@@ -534,7 +536,7 @@ async def test_a_seat_that_was_opened_while_its_worker_was_declared_lost_is_take
         rig.clock.advance(60)
         await rig.sweep()
         async with rig.database.connection() as connection:
-            await leases.offer_slot(Tx(connection), me, leases.DispatchSlot(me.actor, "nobody", None))
+            await leases.offer_slot(Tx(connection), DispatchSlot(me.id, me.actor, "nobody", None))
         assert await seats(rig) == {me.id}
         await rig.sweep()
     assert await seats(rig) == set()
@@ -564,7 +566,7 @@ async def test_what_is_put_on_the_seat_of_a_worker_that_stops_is_given_back(
         run_id = await start(rig)
     assert began.is_set() and worker.drivers == {}
     assert ((await rig.run(run_id))["status"], hold.entries) == ("running", 0)
-    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM ready")] == [run_id]
+    assert [row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.ready_run")] == [run_id]
 
 
 async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
@@ -584,7 +586,7 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
     taken: list[UUID] = []
     take_up = Worker.start_driver
     monkeypatch.setattr(
-        Worker, "start_driver", lambda w, rows: (taken.extend(r["id"] for r in rows), take_up(w, rows))[1]
+        Worker, "start_driver", lambda w, rows: (taken.extend(r.id for r in rows), take_up(w, rows))[1]
     )
     async with free_worker(rig) as worker:
         monkeypatch.setattr(leases, "leases_of", leases_of)
@@ -605,17 +607,18 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
 
 async def test_a_seat_that_a_crash_took_is_opened_again(rig: Rig, hold: Hold) -> None:
     async with free_worker(rig) as worker:
-        await rig.sql("DELETE FROM seat")
+        await rig.sql("DELETE FROM interlock.dispatch_slot")
         await until_seated(rig, worker)
 
 
-async def test_a_lane_is_put_to_rest_without_waiting_for_who_starts_a_run(rig: Rig) -> None:
-    """A starter locks the lane for a seat, finds it taken, and then asks that the lane stays awake."""
-    lane = rig.admin.tenant_id
-    await rig.sql("UPDATE lane SET active = true WHERE tenant_id = $1", lane)
+async def test_a_claim_deactivates_no_queue_that_a_start_is_filling(rig: Rig) -> None:
+    """The claim does not wait for the start either: it leaves the queue active and looks again."""
+    tenant_id = rig.admin.tenant_id
+    me, _ = await rig.claim_by_hand()
+    await rig.sql("UPDATE interlock.queue SET has_work = true WHERE id = $1", tenant_id)
     async with rig.database.connection() as claims:
         async with asyncio.timeout(5), rig.database.transaction() as starts:
-            await starts.connection.execute("UPDATE lane SET in_flight = in_flight WHERE tenant_id = $1", lane)
-            assert not await leases.rest(Tx(claims), [lane])
-            await starts.connection.execute("SELECT wake_lane($1, NULL)", lane)
-        assert await leases.rest(Tx(claims), [lane])
+            await starts.connection.execute("SELECT interlock.activate_queue($1, $1)", tenant_id)
+            assert await leases.claim(Tx(claims), me, 1) == []
+        assert await leases.claim(Tx(claims), me, 1) == []
+        assert await leases.claim(Tx(claims), me, 1) is None

@@ -16,7 +16,8 @@ from interlock.engine.policies import tenant_of
 from interlock.errors import Retryable, Terminal
 from interlock.journal import Journal, next_keys
 from interlock.lifecycle import Tier
-from interlock.store.pool import Database, Row
+from interlock.store.pool import Database
+from interlock.store.records import ClaimedRun
 from interlock.tools import Context, RegisteredTool, Registry
 
 Says = Callable[[str], None]
@@ -40,19 +41,19 @@ _MODEL = RegisteredTool(
 )  # fmt: skip
 
 
-def model_call(database: Database, tools: Registry, row: Row, journal: Journal, says: Says) -> RegisteredTool:
+def model_call(database: Database, tools: Registry, run: ClaimedRun, journal: Journal, says: Says) -> RegisteredTool:
     """Return the run's next model call, for the executor. `says` receives its text while it arrives."""
     plan = journal.plan
     assert plan.agent is not None
 
     async def ask(ctx: Context) -> dict[str, Any]:
-        return await _ask(ctx, database, tools, row, journal, plan, says)
+        return await _ask(ctx, database, tools, run, journal, plan, says)
 
     return replace(_MODEL, function=ask)
 
 
 async def _ask(
-    ctx: Context, database: Database, tools: Registry, row: Row, journal: Journal, plan: Plan, says: Says
+    ctx: Context, database: Database, tools: Registry, run: ClaimedRun, journal: Journal, plan: Plan, says: Says
 ) -> dict[str, Any]:
     # Imported here, because it takes a second that processes without agents should not spend.
     from pydantic_ai.direct import model_request_stream
@@ -65,10 +66,10 @@ async def _ask(
     agent = plan.agent
     assert agent is not None
     if agent.is_elsewhere:
-        await _require_operators(database, row)
-    before = await sessions.memory(database, row, plan)
-    messages = conversation([*before, (sessions.message_of(row), journal)], agent.instructions)
-    of_tenant = tools.of_tenant(tenant_of(row)).all()
+        await _require_operators(database, run)
+    before = await sessions.memory(database, run, plan)
+    messages = conversation([*before, (sessions.message_of(run), journal)], agent.instructions)
+    of_tenant = tools.of_tenant(tenant_of(run)).all()
     offered = [tool for tool in of_tenant if agent.may_use(tool.name) and not is_reserved(tool)]
     parameters = ModelRequestParameters(function_tools=[_offer(tool) for tool in offered])
     model = model_for(agent)
@@ -110,13 +111,13 @@ def storable(said: Any) -> Any:
             return said
 
 
-async def _require_operators(database: Database, row: Row) -> None:
+async def _require_operators(database: Database, run: ClaimedRun) -> None:
     """Raise Terminal if the tenant may not use `base_url` or `api_key_env`.
 
     The agent may be older than this check on apply.
     """
     operators = await database.row("tenant_named", DEFAULT_TENANT)
-    if operators is None or operators["id"] != row["tenant_id"]:
+    if operators is None or operators["id"] != run.tenant_id:
         raise Terminal(f"base_url and api_key_env are for agents of tenant {DEFAULT_TENANT}, which has the workers")
 
 

@@ -1,6 +1,5 @@
 """/api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
 
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,6 +10,7 @@ from interlock.engine.access import tenants
 from interlock.engine.access.principal import DEFAULT_TENANT
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Forbidden
+from interlock.ids import KeyId
 from interlock.policy.roles import MAY, Permission
 from interlock.store.pool import Tx
 from interlock.wire import ChangeTenant, Flow, Key, NewKey, NewTenant, Page, Role, Tenant, Tool, Usage
@@ -28,10 +28,10 @@ async def create_tenant(body: NewTenant, request: Request, found: Ctx, who: Call
 
     async def work(tx: Tx) -> StoredResponse:
         row = await tenants.create_tenant(
-            tx, found.database, body.name, max_concurrency=body.max_concurrency, weight=body.weight,
+            tx, body.name, max_concurrency=body.max_concurrency, weight=body.weight,
             max_runs_per_min=body.max_runs_per_min, max_writes_per_run=body.max_writes_per_run,
         )  # fmt: skip
-        _, key = await tenants.add_key(tx, found.database, row["id"], "admin", Role.ADMIN)
+        _, key = await tenants.add_key(tx, row["id"], "admin", Role.ADMIN)
         return StoredResponse(201, dump({**tenant_view(row), "key": key}), kept=dump({**tenant_view(row), "key": None}))
 
     return await idempotent_write(found, who, request, work)
@@ -81,7 +81,7 @@ async def create_key(body: NewKey, request: Request, found: Ctx, who: Caller) ->
 
     async def work(tx: Tx) -> StoredResponse:
         row, key = await tenants.add_key(
-            tx, found.database, who.tenant_id, body.name, body.role, workspace_id=workspace_id, groups=body.groups
+            tx, who.tenant_id, body.name, body.role, workspace_id=workspace_id, groups=body.groups
         )
         return StoredResponse(201, dump({**key_view(row), "key": key}), kept=dump({**key_view(row), "key": None}))
 
@@ -95,11 +95,11 @@ async def list_keys(found: Ctx, who: Caller, cursor: str | None = None, limit: L
 
 
 @router.delete("/keys/{key_id}", response_model=Key, tags=["keys"])
-async def revoke_key(key_id: UUID, request: Request, found: Ctx, who: Caller) -> Response:
+async def revoke_key(key_id: KeyId, request: Request, found: Ctx, who: Caller) -> Response:
     who.require(Permission.ADMINISTER)
 
     async def work(tx: Tx) -> StoredResponse:
-        return StoredResponse(200, dump(key_view(await tenants.revoke_key(tx, found.database, who, key_id))))
+        return StoredResponse(200, dump(key_view(await tenants.revoke_key(tx, who, key_id))))
 
     response = await idempotent_write(found, who, request, work)
     found.follower.on_keys()  # effective here at once; other servers are notified

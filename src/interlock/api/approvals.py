@@ -12,6 +12,7 @@ from interlock.engine.access.principal import Principal
 from interlock.engine.approvals import approvals
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import InterlockError, Invalid
+from interlock.ids import ApprovalId, RunId, SessionId
 from interlock.lifecycle import ApprovalState
 from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
@@ -22,8 +23,8 @@ router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
 @router.get("", response_model=Page[Approval])
 async def list_approvals(
-    found: Ctx, who: Caller, status: ApprovalState | None = None, run_id: UUID | None = None,
-    session_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    found: Ctx, who: Caller, status: ApprovalState | None = None, run_id: RunId | None = None,
+    session_id: SessionId | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> Response:  # fmt: skip
     """List approvals, newest first."""
     who.require(Permission.READ)
@@ -41,19 +42,19 @@ async def list_approvals(
 
 
 @router.get("/{approval_id}", response_model=Approval)
-async def show(approval_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(approval_id: ApprovalId, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     row = await approvals.get(found.database, who, approval_id)
     return Json(approval_view(row, await found.database.fetch("votes_on", [approval_id]), who))
 
 
 @router.post("/{approval_id}/approve", response_model=Approval)
-async def approve(approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Decide | None = None) -> Response:
+async def approve(approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Decide | None = None) -> Response:
     return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
 
 
 @router.post("/{approval_id}/reject", response_model=Approval)
-async def reject(approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Reject | None = None) -> Response:
+async def reject(approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Reject | None = None) -> Response:
     return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
@@ -66,11 +67,11 @@ async def decide_many(body: BulkDecide, request: Request, found: Ctx, who: Calle
     if stray := next((approval_id for approval_id in digests if approval_id not in ids), None):
         raise Invalid(f"`digests` names approval {stray}, and `ids` does not.")
 
-    async def one(tx: Tx, approval_id: UUID) -> dict[str, Any]:
+    async def one(tx: Tx, approval_id: ApprovalId) -> dict[str, Any]:
         try:
             async with tx.savepoint():
                 row = await approvals.decide(
-                    tx, found.database, found.plans, who, approval_id, approves=body.decision == "approve",
+                    tx, found.plans, who, approval_id, approves=body.decision == "approve",
                     reason=body.reason, digest=digests.get(approval_id),
                 )  # fmt: skip
         except InterlockError as problem:
@@ -79,7 +80,7 @@ async def decide_many(body: BulkDecide, request: Request, found: Ctx, who: Calle
 
     async def work(tx: Tx) -> StoredResponse:
         return StoredResponse(
-            200, dump({"items": [await one(tx, approval_id) for approval_id in ids], "next_cursor": None})
+            200, dump({"items": [await one(tx, ApprovalId(approval_id)) for approval_id in ids], "next_cursor": None})
         )
 
     return await idempotent_write(found, who, request, work)
@@ -93,7 +94,7 @@ def _uuid(text: str) -> UUID:
 
 
 async def decide_one(
-    approval_id: UUID, request: Request, found: AppContext, who: Principal, body: Reject, *, approves: bool
+    approval_id: ApprovalId, request: Request, found: AppContext, who: Principal, body: Reject, *, approves: bool
 ) -> Response:
     who.require(Permission.APPROVE)
     patch = body.patch if isinstance(body, Decide) else None
@@ -102,10 +103,10 @@ async def decide_one(
         said: dict[str, Any] = {"reason": body.reason, "digest": body.digest}
         if patch is not None:
             row = await approvals.edit(
-                tx, found.database, found.plans, found.policies, who, approval_id, patch=patch, **said
+                tx, found.plans, found.policies, who, approval_id, patch=patch, **said
             )
         else:
-            row = await approvals.decide(tx, found.database, found.plans, who, approval_id, approves=approves, **said)
+            row = await approvals.decide(tx, found.plans, who, approval_id, approves=approves, **said)
         view = approval_view(row, await tx.fetch("votes_on", [approval_id]), who)
         return StoredResponse(200, dump(view), row["run_id"])
 

@@ -1,7 +1,6 @@
 """/api/audit, and a run's evidence"""
 
 from typing import Annotated, Any
-from uuid import UUID
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -13,6 +12,7 @@ from interlock.engine.access.principal import Principal
 from interlock.engine.proof import audit, evidence
 from interlock.engine.runs import runs
 from interlock.errors import Forbidden, Invalid
+from interlock.ids import RunId
 from interlock.policy.roles import Permission
 from interlock.wire import AuditEntry, AuditVerdict, Page, PublicKey, VerifyAudit
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/api", tags=["audit"])
 
 
 @router.get("/runs/{run_id}/evidence", response_model=dict[str, Any])
-async def evidence_of(run_id: UUID, found: Ctx, who: Caller) -> Response:
+async def evidence_of(run_id: RunId, found: Ctx, who: Caller) -> Response:
     """Return what happened in a run and who allowed it, as a signed DSSE envelope that can be checked offline."""
     who.require(Permission.READ)
     run = await runs.get(found.database, who, run_id)
@@ -32,7 +32,7 @@ async def evidence_of(run_id: UUID, found: Ctx, who: Caller) -> Response:
 @router.get("/audit", response_model=Page[AuditEntry])
 async def listed(
     found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, description="The last position seen.")] = 0,
-    run_id: UUID | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    run_id: RunId | None = None, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:  # fmt: skip
     """List the sealed entries of the tenant's chain with their positions and links, oldest first."""
     who.require(Permission.READ)

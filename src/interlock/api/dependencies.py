@@ -5,7 +5,7 @@ import base64
 import binascii
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 
 from interlock.api.limits import KeyUsage, bearer_key
 from interlock.api.run_watcher import Follower
-from interlock.api.views import dump
+from interlock.api.views import dump, with_creation_time
 from interlock.engine.access import tenants
 from interlock.engine.access.principal import Principal
 from interlock.engine.ingress import idempotency
@@ -163,7 +163,10 @@ async def idempotency_request(who: Principal, request: Request, key: str | None 
 def to_response(answer: StoredResponse) -> Response:
     headers = {"Idempotency-Replayed": "true"} if answer.replayed else None
     media_type = "application/problem+json" if answer.status >= 400 else "application/json"
-    return Response(answer.body, answer.status, headers=headers, media_type=media_type)
+    body = answer.body
+    if answer.created_at is not None and answer.run_id is not None:
+        body = with_creation_time(body, answer.run_id, answer.created_at)
+    return Response(body, answer.status, headers=headers, media_type=media_type)
 
 
 async def _idempotency_key(request: Request) -> tuple[str | None, bytes]:
@@ -218,8 +221,12 @@ def page(rows: list[Any], limit: int, view: Callable[[Any], dict[str, Any]], key
     more = len(rows) > limit
     return {
         "items": [view(row) for row in shown],
-        "next_cursor": encode_cursor(shown[-1][key]) if more and shown else None,
+        "next_cursor": encode_cursor(_field(shown[-1], key)) if more and shown else None,
     }
+
+
+def _field(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def encode_cursor(value: UUID | str | int) -> str:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write, page, position_cursor
-from interlock.api.views import dump, outside_event_view
+from interlock.api.views import dump, external_event_view
 from interlock.engine.ingress import external_events
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.ids import uuid7
@@ -29,9 +29,9 @@ async def send(body: SendEvent, request: Request, found: Ctx, who: Caller) -> Re
     new = external_events.NewEvent(body.id or str(uuid7()), body.type, body.correlation, encode(body.payload))
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await external_events.send(tx, found.database, found.plans, who, new)
-        view: dict[str, Any] = {"matched": row["run_id"] is not None} | outside_event_view(row)
-        return StoredResponse(202, dump(view), row["run_id"])
+        event = await external_events.send(tx, found.settings, found.plans, who, new)
+        view: dict[str, Any] = {"matched": event.run_id is not None} | external_event_view(event)
+        return StoredResponse(202, dump(view), event.run_id)
 
     # An id means the same event for every key of a workspace. It is quoted so that no name can contain the separator.
     key = f"event:{quote(who.workspace_id or '', safe='')}:{body.id}" if body.id else None
@@ -52,4 +52,4 @@ async def list_events(
         found.database, who, type=type, correlation=correlation, matched=matched,
         before=position_cursor(cursor), limit=limit + 1,
     )  # fmt: skip
-    return Json(page(rows, limit, outside_event_view, key="number"))
+    return Json(page(rows, limit, external_event_view, key="number"))

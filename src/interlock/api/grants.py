@@ -1,6 +1,5 @@
 """/api/grants"""
 
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -10,7 +9,7 @@ from interlock.api.views import dump, grant_view
 from interlock.engine.approvals import grants
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Invalid
-from interlock.ids import uuid7
+from interlock.ids import GrantId, uuid7
 from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.tools import RegisteredTool
@@ -28,7 +27,7 @@ async def give(body: NewGrant, request: Request, found: Ctx, who: Caller) -> Res
 
     async def work(tx: Tx) -> StoredResponse:
         row = await grants.give(
-            tx, found.database, who, grant_id, tool=body.tool, arguments=body.arguments, tier=body.tier,
+            tx, who, GrantId(grant_id), tool=body.tool, arguments=body.arguments, tier=body.tier,
             expires_in=body.expires_in, reason=body.reason,
         )  # fmt: skip
         return StoredResponse(201, dump(grant_view(row)))
@@ -53,15 +52,15 @@ def _check_names(tool: RegisteredTool | None, body: NewGrant) -> None:
 async def list_grants(found: Ctx, who: Caller, all: bool = False) -> Response:
     """List the grants in force; with `all`, expired and revoked ones too."""
     who.require(Permission.READ)
-    rows = await found.database.fetch("list_grants", found.database.clock(), who.tenant_id, all, 500, who.workspace_id)
+    rows = await found.database.fetch("list_grants", who.tenant_id, all, 500, who.workspace_id)
     return Json({"items": [grant_view(row) for row in rows], "next_cursor": None})
 
 
 @router.delete("/{grant_id}", response_model=Grant)
-async def revoke(grant_id: UUID, request: Request, found: Ctx, who: Caller) -> Response:
+async def revoke(grant_id: GrantId, request: Request, found: Ctx, who: Caller) -> Response:
     who.require(Permission.APPROVE)
 
     async def work(tx: Tx) -> StoredResponse:
-        return StoredResponse(200, dump(grant_view(await grants.revoke(tx, found.database, who, grant_id))))
+        return StoredResponse(200, dump(grant_view(await grants.revoke(tx, who, grant_id))))
 
     return await idempotent_write(found, who, request, work)

@@ -22,7 +22,7 @@ from interlock.api.dependencies import (
 from interlock.api.views import dump, history_view, job_view
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.queueing import jobs
-from interlock.ids import uuid7
+from interlock.ids import JobId, uuid7
 from interlock.lifecycle import JobState
 from interlock.policy.roles import Permission
 from interlock.store.pool import Database, Row, Tx
@@ -41,13 +41,14 @@ async def submit(body: NewJob, request: Request, found: Ctx, who: Caller) -> Res
     """
     who.require(Permission.START)
     asked = jobs.JobRequest(
-        uuid7(), body.task_description, body.workflow, body.inputs, body.worker_count, body.version, body.parent_job_id,
+        uuid7(), body.task_description, body.workflow, body.inputs, body.worker_count, body.version,
+        JobId(body.parent_job_id) if body.parent_job_id else None,
         body.timeout_seconds,
     )  # fmt: skip
     new = await jobs.prepare(found.plans, who, asked)
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await jobs.submit(tx, found.database, who, new)
+        row = await jobs.submit(tx, who, new)
         return StoredResponse(201, dump(await _view(tx, found.database, row)))
 
     return await idempotent_write(found, who, request, work)
@@ -58,7 +59,7 @@ async def list_jobs(
     found: Ctx,
     who: Caller,
     status: JobState | None = None,
-    parent_job_id: UUID | None = None,
+    parent_job_id: JobId | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
@@ -74,14 +75,14 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", response_model=Job)
-async def show(job_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(job_id: JobId, found: Ctx, who: Caller) -> Response:
     """Return a job with its progress, its workers and its `state_history`."""
     who.require(Permission.READ)
     return Json(await _view(found.database, found.database, await jobs.get(found.database, who, job_id)))
 
 
 @router.get("/{job_id}/tree", response_model=JobTree)
-async def tree(job_id: UUID, found: Ctx, who: Caller) -> Response:
+async def tree(job_id: JobId, found: Ctx, who: Caller) -> Response:
     """Return the job with its descendants, as a tree."""
     who.require(Permission.READ)
     await jobs.get(found.database, who, job_id)
@@ -96,13 +97,13 @@ async def tree(job_id: UUID, found: Ctx, who: Caller) -> Response:
 
 
 @router.post("/{job_id}/cancel", response_model=Job)
-async def cancel(job_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def cancel(job_id: JobId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     """Cancel the job and its descendants at once. Their runs are stopped and their workers are released."""
     who.require(Permission.STOP)
     reason = body.reason if body else None
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await jobs.cancel(tx, found.database, who, job_id, reason=reason)
+        row = await jobs.cancel(tx, who, job_id, reason=reason)
         return StoredResponse(200, dump(await _view(tx, found.database, row)))
 
     return await idempotent_write(found, who, request, work)
@@ -110,7 +111,7 @@ async def cancel(job_id: UUID, request: Request, found: Ctx, who: Caller, body: 
 
 @router.get("/{job_id}/events", response_model=Page[JobHistoryEvent])
 async def events(
-    job_id: UUID, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    job_id: JobId, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     cursor: str | None = None, limit: Limit = 500,
 ) -> Response:  # fmt: skip
     """Return the job's history: one page, or with `Accept: text/event-stream` a live stream of events."""
@@ -126,7 +127,7 @@ async def events(
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if len(rows) > limit else None})
 
 
-def _history_after(database: Database, job_id: UUID, after: int) -> streams.More:
+def _history_after(database: Database, job_id: JobId, after: int) -> streams.More:
     async def more(_news: asyncio.Event) -> list[bytes] | None:
         nonlocal after
         rows = await database.fetch("history_of", job_id, after, 500)
@@ -138,7 +139,7 @@ def _history_after(database: Database, job_id: UUID, after: int) -> streams.More
     return more
 
 
-async def _has_ended(database: Database, job_id: UUID, after: int) -> bool:
+async def _has_ended(database: Database, job_id: JobId, after: int) -> bool:
     """Return whether the client already received the final event: it reconnected after the end."""
     last = await database.fetch("history_of", job_id, after - 1, 2) if after else []
     return len(last) == 1 and last[0]["type"] == "job_completed"

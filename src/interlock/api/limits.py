@@ -17,6 +17,7 @@ from uuid import UUID
 from starlette.requests import HTTPConnection
 
 from interlock.errors import RateLimited
+from interlock.ids import TenantId
 from interlock.settings import Settings
 
 K = TypeVar("K")
@@ -142,7 +143,7 @@ class TenantLimits:
         """Register a request whose tenant is not known yet."""
         scope[_UNCOUNTED] = request
 
-    def begin(self, scope: Any, tenant_id: UUID) -> None:
+    def begin(self, scope: Any, tenant_id: TenantId) -> None:
         """Count a request once. Raises TooManyRequests or TooManyStreams without counting it."""
         request: LimitedRequest | None = scope.pop(_UNCOUNTED, None)
         if request is None:
@@ -171,7 +172,7 @@ class TenantLimits:
             self._streams[tenant_id] += 1
 
     def end(self, scope: Any, request: LimitedRequest) -> None:
-        tenant_id: UUID | None = scope.pop(_COUNTED, None)
+        tenant_id: TenantId | None = scope.pop(_COUNTED, None)
         if tenant_id is None:
             return
         _less(self._requests, tenant_id, 1)

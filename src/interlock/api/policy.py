@@ -62,7 +62,7 @@ async def publish(request: Request, found: Ctx, who: Caller) -> Response:
     loosened = await loosened_by(found, who, text)
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await policies.publish(tx, found.database, who, text, digest)
+        row = await policies.publish(tx, who, text, digest)
         view = {"version": row["version"], "digest": row["digest"], "created_at": row["created_at"]}
         return StoredResponse(200, dump(view | {"loosened": loosened}))
 

@@ -1,6 +1,5 @@
 """/api/receipts, and a run's receipts"""
 
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,8 +10,8 @@ from interlock.engine.approvals import approvals
 from interlock.engine.effects import receipts, reversals
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.runs import runs
-from interlock.engine.writing.run_commands import read_journal
-from interlock.ids import uuid7
+from interlock.engine.writing.load import load_journal
+from interlock.ids import ReceiptId, RunId, uuid7
 from interlock.policy.roles import Permission
 from interlock.store.pool import Tx
 from interlock.wire import CancelRequest, Page, Receipt, ResolveReceipt, Run
@@ -21,7 +20,7 @@ router = APIRouter(prefix="/api", tags=["receipts"])
 
 
 @router.get("/runs/{run_id}/receipts", response_model=Page[Receipt])
-async def of_run(run_id: UUID, found: Ctx, who: Caller) -> Response:
+async def of_run(run_id: RunId, found: Ctx, who: Caller) -> Response:
     """List every effect of a run: what was attempted, and its result."""
     who.require(Permission.READ)
     await runs.get(found.database, who, run_id)
@@ -30,20 +29,19 @@ async def of_run(run_id: UUID, found: Ctx, who: Caller) -> Response:
 
 
 @router.get("/receipts/{receipt_id}", response_model=Receipt)
-async def show(receipt_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(receipt_id: ReceiptId, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     return Json(receipt_view(await receipts.get(found.database, who, receipt_id)))
 
 
 @router.post("/receipts/{receipt_id}/resolve", response_model=Receipt)
-async def resolve(receipt_id: UUID, body: ResolveReceipt, request: Request, found: Ctx, who: Caller) -> Response:
+async def resolve(receipt_id: ReceiptId, body: ResolveReceipt, request: Request, found: Ctx, who: Caller) -> Response:
     """Resolve an effect in doubt: it happened, it did not happen, or the run shall fail."""
     who.require(Permission.APPROVE)
 
     async def work(tx: Tx) -> StoredResponse:
         await approvals.resolve_doubt(
             tx,
-            found.database,
             found.plans,
             who,
             receipt_id,
@@ -59,7 +57,7 @@ async def resolve(receipt_id: UUID, body: ResolveReceipt, request: Request, foun
 
 @router.post("/receipts/{receipt_id}/reverse", status_code=201, response_model=Run)
 async def reverse(
-    receipt_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+    receipt_id: ReceiptId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:
     """Undo an effect with a new run, which passes the gate like any other.
 
@@ -70,9 +68,9 @@ async def reverse(
 
     async def work(tx: Tx) -> StoredResponse:
         row, plan = await reversals.reverse(
-            tx, found.database, found.plans, found.policies.tools, who, receipt_id, new_id, reason
+            tx, found.database, found.plans, found.policies.tools, who, receipt_id, RunId(new_id), reason
         )
-        journal = await read_journal(tx, found.plans, row, plan)
-        return StoredResponse(201, dump(run_view(row, journal, found.policies.hidden)), row["id"])
+        journal = await load_journal(tx, found.plans, row, plan)
+        return StoredResponse(201, dump(run_view(row, journal, found.policies.hidden)), row.id)
 
     return await idempotent_write(found, who, request, work)

@@ -32,18 +32,28 @@ from interlock.api.dependencies import (
     uuid_cursor,
 )
 from interlock.api.fast_path import DirectRoute, by_way_of
-from interlock.api.views import accepted_view, dump, event_view, new_run_answer, new_run_view, run_view
+from interlock.api.views import (
+    accepted_view,
+    dump,
+    event_view,
+    new_run_answer,
+    new_run_view,
+    run_view,
+    with_creation_time,
+)
 from interlock.engine.access.principal import Principal
 from interlock.engine.approvals import approvals
 from interlock.engine.ingress import idempotency
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.runs import resume, runs
-from interlock.engine.writing.run_commands import journal_to_show, read_journal
-from interlock.ids import uuid7
+from interlock.engine.writing.load import load_for_display, load_journal
+from interlock.ids import JobId, RunId, SessionId, uuid7
 from interlock.journal import EntryType, Journal
 from interlock.lifecycle import RUN, RunState
 from interlock.policy.roles import Permission
-from interlock.store.pool import Row, Tx
+from interlock.store import sql
+from interlock.store.pool import Tx
+from interlock.store.records import RunRecord, RunToShow
 from interlock.timeouts import wait_for_event
 from interlock.wire import ApproveRequest, CancelRequest, EmptyBody, Event, Page, Run, StartRun, StartRuns
 
@@ -103,7 +113,7 @@ async def _handle_start(
         if "idempotency-replayed" not in response.headers:
             return _run(found, *await _until_settled(found, who, new.id, wait, news), 201)
     # The idempotency key belongs to a run that was started before.
-    run_id = UUID(orjson.loads(bytes(response.body))["id"])
+    run_id = RunId(UUID(orjson.loads(bytes(response.body))["id"]))
     return _run(found, *await watched_until_settled(found, who, run_id, wait), 201, response.headers)
 
 
@@ -132,8 +142,11 @@ async def _start_single_statement(
     """Start the run in one statement. None if it did not start; the transaction then finds out why."""
     if not runs.starts_alone(new.plan):
         return None
-    answer = await runs.start_once(found.database, who, new, asked, new_run_answer(new, who))
-    return None if answer is None else to_response(answer)
+    answer = new_run_answer(new, who)
+    created_at = await runs.start_once(found.database, who, new, asked, answer)
+    if created_at is None:
+        return None
+    return to_response(StoredResponse(201, with_creation_time(answer, new.id, created_at), new.id))
 
 
 async def _start_in_transaction(
@@ -141,11 +154,11 @@ async def _start_in_transaction(
 ) -> Response:
     async def work(tx: Tx) -> StoredResponse:
         if runs.starts_in_queue(new.plan):
-            created_at = await runs.start_many(tx, found.database, who, [new], may_wait=over_cap == "wait")
+            created_at = await runs.start_many(tx, who, [new], may_wait=over_cap == "wait")
             view = new_run_view(new, who, created_at)
         else:
-            row = await runs.start_waiting(tx, found.database, who, new, may_wait=over_cap == "wait")
-            view = run_view(row, await read_journal(tx, found.plans, row), found.policies.hidden)
+            row = await runs.start_waiting(tx, who, new, may_wait=over_cap == "wait")
+            view = run_view(row, await load_journal(tx, found.plans, row), found.policies.hidden)
         return StoredResponse(201, dump(view), new.id)
 
     return await idempotent_write(found, who, request, work)
@@ -164,10 +177,10 @@ async def start_batch(
     first = await runs.prepare(
         found.plans, who, body.workflow, version=body.version, trigger=trigger, deadline_seconds=body.deadline_seconds
     )
-    news = [dataclasses.replace(first, id=uuid7(), input=given) for given in body.inputs]
+    news = [dataclasses.replace(first, id=RunId(uuid7()), input=given) for given in body.inputs]
 
     async def work(tx: Tx) -> StoredResponse:
-        created_at = await runs.start_many(tx, found.database, who, news, may_wait=over_cap == "wait")
+        created_at = await runs.start_many(tx, who, news, may_wait=over_cap == "wait")
         return StoredResponse(
             201, dump({"items": [accepted_view(new, who, created_at) for new in news], "next_cursor": None})
         )
@@ -181,24 +194,25 @@ async def list_runs(
     who: Caller,
     status: RunState | None = None,
     workflow: str | None = None,
-    session_id: UUID | None = None,
-    job_id: UUID | None = None,
-    parent_run_id: UUID | None = None,
+    session_id: SessionId | None = None,
+    job_id: JobId | None = None,
+    parent_run_id: RunId | None = None,
     repository: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
     """List runs, newest first, without their steps."""
     who.require(Permission.READ)
-    rows = await found.database.fetch(
-        "list_runs", who.tenant_id, uuid_cursor(cursor), status, workflow, session_id, job_id, limit + 1,
-        who.workspace_id, parent_run_id, repository,
+    rows = await sql.list_runs(
+        found.database, tenant_id=who.tenant_id, before=uuid_cursor(cursor), status=status, workflow=workflow,
+        session_id=session_id, job_id=job_id, parent_run_id=parent_run_id, workspace_id=who.workspace_id,
+        repository=repository, most=limit + 1,
     )  # fmt: skip
     return Json(page(rows, limit, run_view))
 
 
 @router.get("/{run_id}", response_model=Run)
-async def show(run_id: UUID, found: Ctx, who: Caller, wait: Wait = None) -> Response:
+async def show(run_id: RunId, found: Ctx, who: Caller, wait: Wait = None) -> Response:
     who.require(Permission.READ)
     row, journal = await runs.get_with_journal(found.database, found.plans, who, run_id)
     if wait and not _is_settled(row):
@@ -208,7 +222,7 @@ async def show(run_id: UUID, found: Ctx, who: Caller, wait: Wait = None) -> Resp
 
 @router.post("/{run_id}/approve", response_model=Run)
 async def approve(
-    run_id: UUID, request: Request, found: Ctx, who: Caller, body: ApproveRequest | None = None
+    run_id: RunId, request: Request, found: Ctx, who: Caller, body: ApproveRequest | None = None
 ) -> Response:
     """Approve everything the run waits for. Returns 409 if the run waits for no approval."""
     who.require(Permission.APPROVE)
@@ -216,7 +230,7 @@ async def approve(
 
     async def work(tx: Tx) -> StoredResponse:
         await approvals.approve_run(
-            tx, found.database, found.plans, who, run_id, reason=said.reason, digest=said.digest
+            tx, found.plans, who, run_id, reason=said.reason, digest=said.digest
         )
         return await _answer(tx, found, await runs.get(tx, who, run_id))
 
@@ -225,7 +239,7 @@ async def approve(
 
 @router.post("/{run_id}/cancel", response_model=Run)
 async def cancel(
-    run_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+    run_id: RunId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:
     who.require(Permission.STOP)
     return await idempotent_write(
@@ -235,7 +249,7 @@ async def cancel(
 
 @router.post("/{run_id}/interrupt", response_model=Run)
 async def interrupt(
-    run_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+    run_id: RunId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:
     who.require(Permission.STOP)
     return await idempotent_write(
@@ -244,21 +258,21 @@ async def interrupt(
 
 
 async def stop_run(
-    tx: Tx, found: AppContext, who: Principal, run_id: UUID, body: CancelRequest | None, *, interrupt: bool
+    tx: Tx, found: AppContext, who: Principal, run_id: RunId, body: CancelRequest | None, *, interrupt: bool
 ) -> StoredResponse:
     reason = body.reason if body else None
-    row = await runs.cancel(tx, found.database, found.plans, who, run_id, reason=reason, interrupt=interrupt)
+    row = await runs.cancel(tx, found.plans, who, run_id, reason=reason, interrupt=interrupt)
     return await _answer(tx, found, row)
 
 
 @router.post("/{run_id}/retry", status_code=201, response_model=Run)
-async def retry(run_id: UUID, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None) -> Response:
+async def retry(run_id: RunId, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None) -> Response:
     """Start a new run that continues a failed or canceled one from the step where it stopped."""
     who.require(Permission.START)
-    new_id = uuid7()
+    new_id = RunId(uuid7())
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await resume.retry(tx, found.database, found.plans, who, run_id, new_id)
+        row = await resume.retry(tx, found.plans, who, run_id, new_id)
         return await _answer(tx, found, row, 201)
 
     return await idempotent_write(found, who, request, work)
@@ -266,7 +280,7 @@ async def retry(run_id: UUID, request: Request, found: Ctx, who: Caller, body: E
 
 @router.get("/{run_id}/events", response_model=Page[Event])
 async def events(
-    run_id: UUID, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    run_id: RunId, request: Request, found: Ctx, who: Caller, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     cursor: str | None = None, limit: Limit = 500,
 ) -> Response:  # fmt: skip
     """Return the run's journal: one page, or with `Accept: text/event-stream` a live stream of entries."""
@@ -275,13 +289,13 @@ async def events(
     after = max(after, number_cursor(cursor))
     if streams.is_wanted(request):
         return streams.stream(found, request, run_id, _entries_after(found, row, streams.resumed(request, after)))
-    entries = await found.database.fetch("entries_after", run_id, after, limit + 1)
-    shown = [event_view(e, row["session_id"]) for e in entries[:limit]]
+    entries = await sql.entries_after(found.database, run_id=run_id, seq=after, most=limit + 1)
+    shown = [event_view(e, row.session_id) for e in entries[:limit]]
     more = len(entries) > limit
     return Json({"items": shown, "next_cursor": encode_cursor(shown[-1]["seq"]) if more else None})
 
 
-def _entries_after(found: AppContext, row: Row, after: int) -> streams.More:
+def _entries_after(found: AppContext, row: RunRecord, after: int) -> streams.More:
     watch, over = streams.Watch(), False
 
     async def more(_news: asyncio.Event) -> list[bytes] | None:
@@ -289,35 +303,35 @@ def _entries_after(found: AppContext, row: Row, after: int) -> streams.More:
         if over:
             return None
         if watch.is_due():
-            await found.database.fetch("watch_run", found.database.clock(), row["id"], streams.WATCH_SECONDS)
-        entries = await found.database.fetch("entries_after", row["id"], after, 500)
+            await sql.watch_run(found.database, run_id=row.id, seconds=streams.WATCH_SECONDS)
+        entries = await sql.entries_after(found.database, run_id=row.id, seq=after, most=500)
         if not entries:
             return None if await _has_ended(found, row, after) else []
-        after, over = entries[-1]["seq"], entries[-1]["type"] == EntryType.RUN_COMPLETED
-        return [streams.event(b"%d" % e["seq"], e["type"], event_view(e, row["session_id"])) for e in entries]
+        after, over = entries[-1].seq, entries[-1].type == EntryType.RUN_COMPLETED
+        return [streams.event(b"%d" % e.seq, e.type, event_view(e, row.session_id)) for e in entries]
 
     return more
 
 
-async def _has_ended(found: AppContext, row: Row, after: int) -> bool:
+async def _has_ended(found: AppContext, row: RunRecord, after: int) -> bool:
     """Return whether the client already received the final event."""
-    now = await found.database.row("get_run", row["tenant_id"], row["id"])
-    return now is None or (now["completed_at"] is not None and after >= now["seq"])
+    now = await sql.get_run(found.database, tenant_id=row.tenant_id, run_id=row.id)
+    return now is None or (now.completed_at is not None and after >= now.seq)
 
 
 async def watched_until_settled(
-    found: AppContext, who: Principal, run_id: UUID, wait: float, *, until_ended: bool = False
-) -> tuple[Row, Journal | None]:
+    found: AppContext, who: Principal, run_id: RunId, wait: float, *, until_ended: bool = False
+) -> tuple[RunToShow, Journal | None]:
     """Return when the run has ended or waits for an approval; with `until_ended`, only when it has ended."""
     with found.follower.watching(run_id) as news:
-        await found.database.fetch("watch_run", found.database.clock(), run_id, wait + 5)
+        await sql.watch_run(found.database, run_id=run_id, seconds=wait + 5)
         news.set()  # the run may have ended before it was marked as watched
         return await _until_settled(found, who, run_id, wait, news, until_ended=until_ended)
 
 
 async def _until_settled(
-    found: AppContext, who: Principal, run_id: UUID, wait: float, news: asyncio.Event, *, until_ended: bool = False
-) -> tuple[Row, Journal | None]:
+    found: AppContext, who: Principal, run_id: RunId, wait: float, news: asyncio.Event, *, until_ended: bool = False
+) -> tuple[RunToShow, Journal | None]:
     deadline = asyncio.get_running_loop().time() + wait
     look_every = _HELD_POLL_SECONDS if until_ended else _POLL_SECONDS
     while True:
@@ -333,17 +347,17 @@ async def _until_settled(
             return row, journal
 
 
-def _is_settled(row: Row) -> bool:
-    return RunState(row["status"]) in RUN.terminal or row["status"] == RunState.WAITING_APPROVAL
+def _is_settled(row: RunRecord) -> bool:
+    return row.status in RUN.terminal or row.status == RunState.WAITING_APPROVAL
 
 
-async def _answer(tx: Tx, found: AppContext, row: Row, status: int = 200) -> StoredResponse:
-    view = run_view(row, await journal_to_show(tx, found.plans, row), found.policies.hidden)
-    return StoredResponse(status, dump(view), row["id"])
+async def _answer(tx: Tx, found: AppContext, row: RunRecord, status: int = 200) -> StoredResponse:
+    view = run_view(row, await load_for_display(tx, found.plans, row), found.policies.hidden)
+    return StoredResponse(status, dump(view), row.id)
 
 
 def _run(
-    found: AppContext, row: Row, journal: Journal | None, status: int = 200, like: Mapping[str, str] | None = None
+    found: AppContext, row: RunRecord, journal: Journal | None, status: int = 200, like: Mapping[str, str] | None = None
 ) -> Response:
     response = Json(run_view(row, journal, found.policies.hidden), status)
     if like and "idempotency-replayed" in like:

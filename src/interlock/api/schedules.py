@@ -11,9 +11,9 @@ from interlock.engine.access.principal import Principal
 from interlock.engine.ingress import schedules
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.runs import runs
-from interlock.engine.writing.run_commands import read_journal
+from interlock.engine.writing.load import load_journal
 from interlock.policy.roles import Permission
-from interlock.store.pool import Database, Row, Tx
+from interlock.store.pool import Row, Tx
 from interlock.wire import EmptyBody, NewSchedule, Page, Run, Schedule
 
 router = APIRouter(prefix="/api/schedules", tags=["schedules"])
@@ -42,7 +42,7 @@ async def list_schedules(found: Ctx, who: Caller, cursor: str | None = None, lim
 @router.get("/{name}", response_model=Schedule)
 async def show(name: str, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
-    return Json(schedule_view(await schedules.named(found.database, found.database, who, name)))
+    return Json(schedule_view(await schedules.named(found.database, who, name)))
 
 
 @router.post("/{name}/pause", response_model=Schedule)
@@ -73,21 +73,21 @@ async def run_now(name: str, request: Request, found: Ctx, who: Caller, body: Em
     asker, new = await schedules.prepare_now(found.database, found.plans, who, name)
 
     async def work(tx: Tx) -> StoredResponse:
-        await runs.start(tx, found.database, asker, new)
+        await runs.start(tx, asker, new)
         row = await runs.get(tx, who, new.id)
-        journal = await read_journal(tx, found.plans, row)
+        journal = await load_journal(tx, found.plans, row)
         return StoredResponse(201, dump(run_view(row, journal, found.policies.hidden)), new.id)
 
     return await idempotent_write(found, who, request, work)
 
 
-_Verb = Callable[[Tx, Database, Principal, str], Awaitable[Row]]
+_Verb = Callable[[Tx, Principal, str], Awaitable[Row]]
 
 
 async def _change(found: AppContext, who: Principal, request: Request, name: str, verb: _Verb) -> Response:
     who.require(Permission.DEFINE)
 
     async def work(tx: Tx) -> StoredResponse:
-        return StoredResponse(200, dump(schedule_view(await verb(tx, found.database, who, name))))
+        return StoredResponse(200, dump(schedule_view(await verb(tx, who, name))))
 
     return await idempotent_write(found, who, request, work)

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -32,10 +31,12 @@ from interlock.engine.access.principal import Principal
 from interlock.engine.approvals import approvals
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Conflict, Invalid, NotFound
-from interlock.ids import uuid7
+from interlock.ids import ApprovalId, MessageId, SessionId, uuid7
 from interlock.journal import EntryType
 from interlock.policy.roles import Permission
-from interlock.store.pool import Row, Tx
+from interlock.store import sql
+from interlock.store.pool import Tx
+from interlock.store.records import SessionEntry
 from interlock.wire import (
     Approval,
     CancelRequest,
@@ -70,7 +71,7 @@ async def create(request: Request, found: Ctx, who: Caller, body: NewSession | N
     session_id = uuid7()
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await sessions.create(tx, found.database, who, session_id, agent, auto_approve=body.auto_approve)
+        row = await sessions.create(tx, who, SessionId(session_id), agent, auto_approve=body.auto_approve)
         return StoredResponse(201, dump(session_view(row)))
 
     return await idempotent_write(found, who, request, work)
@@ -85,14 +86,14 @@ async def list_sessions(found: Ctx, who: Caller, cursor: str | None = None, limi
 
 
 @router.get("/sessions/{session_id}", response_model=Session, tags=["sessions"])
-async def show(session_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(session_id: SessionId, found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     return Json(session_view(await sessions.get(found.database, who, session_id)))
 
 
 @router.get("/sessions/{session_id}/messages", response_model=Page[Message], tags=["sessions"])
 async def list_messages(
-    session_id: UUID, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100
+    session_id: SessionId, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100
 ) -> Response:
     """List the messages of a session, oldest first, each with its answer."""
     who.require(Permission.READ)
@@ -103,7 +104,7 @@ async def list_messages(
 
 @router.post("/sessions/{session_id}/interrupt", response_model=Run, tags=["sessions"])
 async def interrupt(
-    session_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+    session_id: SessionId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:
     """Interrupt the current run of the session. The key that opened the session may do so, including an agent's key."""
     who.require(Permission.START)
@@ -121,7 +122,7 @@ async def interrupt(
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/approve", response_model=Approval, tags=["sessions"])
 async def approve(
-    session_id: UUID, approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Decide | None = None
+    session_id: SessionId, approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Decide | None = None
 ) -> Response:
     """Approve an approval of this session only. Otherwise like approving at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
@@ -130,14 +131,14 @@ async def approve(
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/reject", response_model=Approval, tags=["sessions"])
 async def reject(
-    session_id: UUID, approval_id: UUID, request: Request, found: Ctx, who: Caller, body: Reject | None = None
+    session_id: SessionId, approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Reject | None = None
 ) -> Response:
     """Reject an approval of this session only. Otherwise like rejecting at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
     return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
-async def _require_part(found: AppContext, who: Principal, session_id: UUID, approval_id: UUID) -> None:
+async def _require_part(found: AppContext, who: Principal, session_id: SessionId, approval_id: ApprovalId) -> None:
     who.require(Permission.APPROVE)
     await sessions.get(found.database, who, session_id)
     if (await approvals.get(found.database, who, approval_id))["session_id"] != session_id:
@@ -156,23 +157,23 @@ async def send(body: NewMessage, request: Request, found: Ctx, who: Caller) -> R
     who.require(Permission.START)
     name, session_id = body.agent, body.session_id
     if session_id is not None:
-        name = (await sessions.get(found.database, who, session_id))["agent"]
+        name = (await sessions.get(found.database, who, SessionId(session_id)))["agent"]
         if body.agent not in (None, name):
             raise Conflict(f"this session is with {name}; open another for {body.agent}", code="OTHER_AGENT")
     agent, version, plan = await sessions.agent_named(
         found.plans, who, None if name == sessions.BUILT_IN else name, found.settings.model
     )
-    opened, message_id = session_id or uuid7(), uuid7()
+    opened, message_id = session_id or SessionId(uuid7()), MessageId(uuid7())
     asked = await idempotency_request(who, request)
 
     async def work(tx: Tx) -> StoredResponse:
         if session_id is None:
-            await sessions.create(tx, found.database, who, opened, agent, auto_approve=body.auto_approve or False)
+            await sessions.create(tx, who, SessionId(opened), agent, auto_approve=body.auto_approve or False)
         sent = await sessions.send(
-            tx, found.database, who, opened, version, plan, message_id=message_id, content=body.content,
+            tx, who, SessionId(opened), version, plan, message_id=message_id, content=body.content,
             auto_approve=body.auto_approve, queue=body.queue, idempotency_key=asked.key if asked else None,
         )  # fmt: skip
-        run_id = sent.run["id"] if sent.run else None
+        run_id = sent.run.id if sent.run else None
         view = {"session_id": opened, "run_id": run_id, "message_id": message_id, "queued": run_id is None}
         return StoredResponse(202, dump(view), run_id)
 
@@ -184,7 +185,7 @@ async def send(body: NewMessage, request: Request, found: Ctx, who: Caller) -> R
 
 @router.get("/sessions/{session_id}/events", response_model=Page[Event], tags=["sessions"])
 async def events(
-    session_id: UUID, request: Request, found: Ctx, who: Caller, after: str | None = None, cursor: str | None = None,
+    session_id: SessionId, request: Request, found: Ctx, who: Caller, after: str | None = None, cursor: str | None = None,
     limit: Limit = 500, until_idle: UntilIdle = False,
 ) -> Response:  # fmt: skip
     """Return the events of the session's runs, in order: one page, or with `Accept: text/event-stream` a stream.
@@ -202,9 +203,11 @@ async def events(
         )
     if cursor is not None:
         begin = _given(decode_cursor(cursor), NOT_OUR_CURSOR)
-    entries = await found.database.fetch("session_entries_after", session_id, *begin, limit + 1)
+    entries = await sql.session_entries_after(
+        found.database, session_id=session_id, session_run=begin[0], seq=begin[1], most=limit + 1
+    )
     shown = entries[:limit]
-    last = f"{shown[-1]['session_run']}.{shown[-1]['seq']}" if len(entries) > limit else None
+    last = f"{shown[-1].session_run}.{shown[-1].seq}" if len(entries) > limit else None
     return Json(
         {
             "items": [session_event_view(entry, session_id) for entry in shown],
@@ -224,7 +227,7 @@ def _place(text: str | None) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _entries_after(found: AppContext, session_id: UUID, place: tuple[int, int], *, until_idle: bool) -> streams.More:
+def _entries_after(found: AppContext, session_id: SessionId, place: tuple[int, int], *, until_idle: bool) -> streams.More:
     """Return the entries after a place, across the runs of the session."""
     watch, idle = streams.Watch(), False
 
@@ -232,15 +235,17 @@ def _entries_after(found: AppContext, session_id: UUID, place: tuple[int, int], 
         nonlocal place, idle
         if watch.is_due():
             rows = await found.database.fetch(
-                "watch_session", found.database.clock(), session_id, streams.WATCH_SECONDS
+                "watch_session", session_id, streams.WATCH_SECONDS
             )
             found.follower.listen(news, rows[0]["id"] if rows else None)
             if not rows:
                 watch.forget()
-        entries = await found.database.fetch("session_entries_after", session_id, *place, 500)
+        entries = await sql.session_entries_after(
+            found.database, session_id=session_id, session_run=place[0], seq=place[1], most=500
+        )
         if entries:
-            place, idle = (entries[-1]["session_run"], entries[-1]["seq"]), False
-            if any(entry["type"] == EntryType.RUN_COMPLETED for entry in entries):
+            place, idle = (entries[-1].session_run, entries[-1].seq), False
+            if any(entry.type == EntryType.RUN_COMPLETED for entry in entries):
                 watch.forget()
             return [_event(entry, session_id) for entry in entries]
         if idle:
@@ -253,6 +258,6 @@ def _entries_after(found: AppContext, session_id: UUID, place: tuple[int, int], 
     return more
 
 
-def _event(entry: Row, session_id: UUID) -> bytes:
-    number = b"%d.%d" % (entry["session_run"], entry["seq"])
-    return streams.event(number, entry["type"], session_event_view(entry, session_id))
+def _event(entry: SessionEntry, session_id: SessionId) -> bytes:
+    number = b"%d.%d" % (entry.session_run, entry.seq)
+    return streams.event(number, entry.type, session_event_view(entry, session_id))

@@ -33,6 +33,7 @@ from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.ingress.trigger_events import ignored, input_of
 from interlock.engine.runs import runs
 from interlock.errors import Forbidden, InterlockError, Invalid, NotFound, Unauthorized
+from interlock.ids import ApprovalId
 from interlock.lifecycle import ApprovalState
 from interlock.policy.roles import Permission
 from interlock.slack_markup import escape, moment
@@ -203,7 +204,7 @@ async def _press(found: AppContext, payload: dict[str, Any], action: dict[str, A
         return await _decide(found, who, approval["id"], approves=_DECISIONS[action["action_id"]], digest=digest)
     except InterlockError as problem:
         # The card was out of date, perhaps because its update was lost when a sender crashed.
-        await found.database.fetch("refresh_cards", found.database.clock(), approval["tenant_id"], approval["id"])
+        await found.database.fetch("refresh_cards", approval["tenant_id"], approval["id"])
         return _refusal(problem)
 
 
@@ -218,7 +219,7 @@ async def _reaches(found: AppContext, who: Principal, approval: Row) -> bool:
 async def _decide(
     found: AppContext,
     who: Principal,
-    approval_id: UUID,
+    approval_id: ApprovalId,
     *,
     approves: bool,
     digest: str | None,
@@ -228,13 +229,13 @@ async def _decide(
 
     async def work(tx: Tx) -> str | None:
         row = await approvals.decide(
-            tx, found.database, found.plans, who, approval_id, approves=approves, digest=digest, reason=reason
+            tx, found.plans, who, approval_id, approves=approves, digest=digest, reason=reason
         )
         votes = await approvals.votes_on(tx, [row])
         if row["status"] == ApprovalState.REQUESTED:
             return VOTE_RECORDED
         if all(vote["voter"] != who.actor for vote in votes):
-            await tx.fetch("refresh_cards", found.database.clock(), who.tenant_id, approval_id)
+            await tx.fetch("refresh_cards", who.tenant_id, approval_id)
             return f"It was {row['status']} already."
         return None
 
@@ -268,7 +269,7 @@ async def _command(found: AppContext, form: dict[str, str]) -> dict[str, Any]:
         case (("approve" | "reject"), [approval_id, *said]):
             digest, reason = _parted(said)
             told = await _decide(
-                found, who, _uuid(approval_id), approves=verb == "approve", digest=digest, reason=reason
+                found, who, ApprovalId(_uuid(approval_id)), approves=verb == "approve", digest=digest, reason=reason
             )
             return {"text": told or {"approve": "Approved.", "reject": "Rejected."}[verb]}
         case "unlink", []:
@@ -288,7 +289,7 @@ async def _link(found: AppContext, form: dict[str, str], words: list[str]) -> st
         raise Invalid("send the code that `interlock slack link` prints: `/interlock link CODE`")
     code = "".join(words)
     who = await found.database.run_in_transaction(
-        lambda tx: slack_links.link(tx, found.database, code, team_id, user_id)
+        lambda tx: slack_links.link(tx, code, team_id, user_id)
     )
     return f"From here you act as *{escape(who.name, 100)}* ({who.role}) in tenant {escape(who.tenant, 100)}."
 
@@ -361,7 +362,7 @@ async def _start(
     new = await runs.prepare(found.plans, who, workflow, input=given, trigger=context)
 
     async def work(tx: Tx) -> StoredResponse:
-        await runs.start(tx, found.database, who, new)
+        await runs.start(tx, who, new)
         return StoredResponse(
             200, dump({"text": f"Started *{escape(workflow)}*: run `{new.id}`", "run_id": new.id}), new.id
         )
@@ -428,7 +429,7 @@ async def make_link_code(found: Ctx, who: Caller) -> Response:
 
     After a Slack user sends `/interlock link CODE`, that user acts with the key.
     """
-    code, expires_at = await found.database.run_in_transaction(lambda tx: slack_links.new_code(tx, found.database, who))
+    code, expires_at = await found.database.run_in_transaction(lambda tx: slack_links.new_code(tx, who))
     return Json({"code": code, "expires_at": expires_at}, 201)
 
 
@@ -471,7 +472,7 @@ async def offer_team(team_id: TeamId, body: SlackOffer, request: Request, found:
     """Offer a Slack team of this tenant to another tenant. Nothing changes until an admin of that tenant accepts."""
     who.require(Permission.ADMINISTER)
     return await _change_team(
-        found, who, request, team_id, lambda tx: slack_links.offer(tx, found.database, who, team_id, body.tenant)
+        found, who, request, team_id, lambda tx: slack_links.offer(tx, who, team_id, body.tenant)
     )
 
 
@@ -480,7 +481,7 @@ async def accept_team(team_id: TeamId, request: Request, found: Ctx, who: Caller
     """Accept a Slack team that another tenant offered. Users of both tenants may then act from it."""
     who.require(Permission.ADMINISTER)
     return await _change_team(
-        found, who, request, team_id, lambda tx: slack_links.accept(tx, found.database, who, team_id)
+        found, who, request, team_id, lambda tx: slack_links.accept(tx, who, team_id)
     )
 
 
@@ -528,7 +529,7 @@ async def _use_channel(
         row = await tx.row("tenant_named", tenant or DEFAULT_TENANT)
         if row is None:
             raise NotFound(f"no tenant {tenant}")
-        await outbox.use_slack_channel(tx, found.database, row["id"], channel, who.actor)
+        await outbox.use_slack_channel(tx, row["id"], channel, who.actor)
         return StoredResponse(200, dump({"tenant": row["name"], "channel": channel}))
 
     return await idempotent_write(found, who, request, work)

@@ -16,10 +16,11 @@ from interlock.engine.approvals import approvals
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.runs import runs, tool_calls
 from interlock.errors import Invalid, NotFound
-from interlock.ids import uuid7
+from interlock.ids import RunId, uuid7
 from interlock.lifecycle import RUN, ApprovalState, RunState
 from interlock.policy.roles import Permission
-from interlock.store.pool import Row, Tx
+from interlock.store.pool import Tx
+from interlock.store.records import RunDetails
 from interlock.wire import CancelRequest, NewToolCall, ToolCall
 
 router = APIRouter(prefix="/api/tool-calls", tags=["tool calls"])
@@ -43,19 +44,19 @@ async def create(body: NewToolCall, request: Request, found: Ctx, who: Caller) -
     plan, run_id = tool_calls.plan_for(body.tool, body.args), uuid7()
 
     async def work(tx: Tx) -> StoredResponse:
-        await tool_calls.start(tx, found.database, who, run_id, body.tool, body.args, plan)
-        return StoredResponse(201, dump({"id": run_id}), run_id)
+        await tool_calls.start(tx, found.database, who, RunId(run_id), body.tool, body.args, plan)
+        return StoredResponse(201, dump({"id": run_id}), RunId(run_id))
 
     response = await idempotent_write(found, who, request, work)
     if response.status_code != 201:
         return response
     begun = UUID(orjson.loads(bytes(response.body))["id"])  # an earlier call if the idempotency key was used before
-    view = await _view(found, who, begun, body.wait)
+    view = await _view(found, who, RunId(begun), body.wait)
     return Json(view, 200 if view["status"] in ("done", "failed") else 202)
 
 
 @router.get("/{tool_call_id}", response_model=ToolCall)
-async def show(tool_call_id: UUID, found: Ctx, who: Caller, wait: Wait = 0.0) -> Response:
+async def show(tool_call_id: RunId, found: Ctx, who: Caller, wait: Wait = 0.0) -> Response:
     """Return a tool call. With `wait`, a call that is held for approval waits too, until it has ended."""
     who.require(Permission.READ)
     await _get(found, who, tool_call_id)
@@ -64,12 +65,12 @@ async def show(tool_call_id: UUID, found: Ctx, who: Caller, wait: Wait = 0.0) ->
 
 @router.post("/{tool_call_id}/cancel", response_model=ToolCall)
 async def cancel(
-    tool_call_id: UUID, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
+    tool_call_id: RunId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:  # fmt: skip
     """Cancel a tool call. The key that made the call may always cancel it."""
     who.require(Permission.START)
     row = await _get(found, who, tool_call_id)
-    if row["requested_by"] != who.actor:
+    if row.requested_by != who.actor:
         who.require(Permission.STOP)
     response = await idempotent_write(
         found, who, request, lambda tx: stop_run(tx, found, who, tool_call_id, body, interrupt=False)
@@ -77,29 +78,29 @@ async def cancel(
     return response if response.status_code >= 400 else Json(await _view(found, who, tool_call_id, 0))
 
 
-async def _get(found: AppContext, who: Principal, tool_call_id: UUID) -> Row:
+async def _get(found: AppContext, who: Principal, tool_call_id: RunId) -> RunDetails:
     row = await runs.get(found.database, who, tool_call_id)
-    if orjson.loads(row["trigger"])["source"] != tool_calls.SOURCE:
+    if orjson.loads(row.trigger)["source"] != tool_calls.SOURCE:
         raise NotFound(
-            f"There is no tool call {tool_call_id}. It is a run of {row['workflow']}.", code="TOOL_CALL_NOT_FOUND"
+            f"There is no tool call {tool_call_id}. It is a run of {row.workflow}.", code="TOOL_CALL_NOT_FOUND"
         )
     return row
 
 
 async def _view(
-    found: AppContext, who: Principal, call_id: UUID, wait: float, *, until_ended: bool = False
+    found: AppContext, who: Principal, call_id: RunId, wait: float, *, until_ended: bool = False
 ) -> dict[str, Any]:
     row, _ = await watched_until_settled(found, who, call_id, wait, until_ended=until_ended)
-    status = RunState(row["status"])
-    asked = await approvals.list_approvals(found.database, who, status=ApprovalState.REQUESTED, run_id=row["id"])
+    status = row.status
+    asked = await approvals.list_approvals(found.database, who, status=ApprovalState.REQUESTED, run_id=row.id)
     is_held = status == RunState.WAITING_APPROVAL and bool(asked)
     ended = "done" if status == RunState.SUCCEEDED else "failed" if status in RUN.terminal else "running"
     return {
-        "id": row["id"],
-        "tool": orjson.loads(row["trigger"])["ref"],
+        "id": row.id,
+        "tool": orjson.loads(row.trigger)["ref"],
         "status": "pending_approval" if is_held else ended,
-        "result": orjson.loads(row["result"] or "null"),
-        "error": orjson.loads(row["error"] or "null"),
-        "reason": row["reason"],
+        "result": orjson.loads(row.result or "null"),
+        "error": orjson.loads(row.error or "null"),
+        "reason": row.reason,
         "approval_id": asked[0]["id"] if is_held else None,
     }

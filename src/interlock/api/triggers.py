@@ -28,7 +28,7 @@ async def apply(request: Request, found: Ctx, who: Caller) -> Response:
     await triggers.check(found.database, found.plans, who, trigger)
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await triggers.apply(tx, found.database, who, trigger)
+        row = await triggers.apply(tx, who, trigger)
         return StoredResponse(201, dump(_view(row, who.tenant)))
 
     return await idempotent_write(found, who, request, work)

@@ -74,7 +74,7 @@ async def roll_back_policy(body: Rollback, request: Request, found: Ctx, who: Ca
     digest = await pool.run(who.tenant_id, check_policy, text, found.policies.facts(who.tenant))
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await policies.publish(tx, found.database, who, text, digest)
+        row = await policies.publish(tx, who, text, digest)
         return StoredResponse(200, dump(_policy_view(row, row["version"])))
 
     return await idempotent_write(found, who, request, work)
@@ -121,7 +121,7 @@ async def roll_back_workflow(name: str, body: Rollback, request: Request, found:
     who.require(Permission.DEFINE)
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await workflows.roll_back(tx, found.database, who, name, body.version)
+        row = await workflows.roll_back(tx, who, name, body.version)
         return StoredResponse(201, dump(workflow_view(row)))
 
     return await idempotent_write(found, who, request, work)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import orjson
 
@@ -15,10 +14,11 @@ from interlock.engine.approvals.approvals import approvers_needed, edits_of, why
 from interlock.engine.queueing.jobs import Standing
 from interlock.engine.runs.runs import NewRun
 from interlock.flows import RegisteredFlow
-from interlock.ids import within
+from interlock.ids import RunId, SessionId, within
 from interlock.journal import Entry, EntryType, Journal, StepSnapshot
 from interlock.lifecycle import RUN, SETTLED_WELL, STEP, ApprovalState, StepState
 from interlock.store.pool import Row
+from interlock.store.records import EntryRecord, ExternalEvent, RunDetails, RunRecord, SessionEntry
 from interlock.tools import RegisteredTool, default_key
 from interlock.wire import SCHEMA_VERSION, Initiator
 
@@ -32,20 +32,20 @@ _RUN_COLUMNS = (
 Hidden = Callable[[str], Collection[str]]
 
 
-def run_view(row: Row, journal: Journal | None = None, hidden: Hidden | None = None) -> dict[str, Any]:
+def run_view(row: RunRecord, journal: Journal | None = None, hidden: Hidden | None = None) -> dict[str, Any]:
     """Return a run from its row, with its steps if the journal is given.
 
     `hidden` returns the secret parameters of a tool.
     """
-    view = {column: row[column] for column in _RUN_COLUMNS}
-    view |= {column: _json(row[column]) for column in ("input", "result", "error")}
-    view |= _origin(trigger_view(_json(row["trigger"]), row["requested_by"]))
+    view = {column: getattr(row, column) for column in _RUN_COLUMNS}
+    view |= {column: _json(getattr(row, column)) for column in ("input", "result", "error")}
+    view |= _origin(trigger_view(_json(row.trigger), row.requested_by))
     view["updated_at"] = _updated_at(row, journal)
     view["current_step"] = None
-    view["cost_usd"] = float(row["cost_usd"])
+    view["cost_usd"] = float(row.cost_usd)
     # Null unless the caller read the worker's heartbeat, which is not a column of the run.
-    view["last_heartbeat_at"] = row.get("last_heartbeat_at")
-    view["waiting_for"] = f"a worker with flow {row['awaits_flow']}" if row["awaits_flow"] else None
+    view["last_heartbeat_at"] = row.last_heartbeat_at if isinstance(row, RunDetails) else None
+    view["waiting_for"] = f"a worker with flow {row.awaits_flow}" if row.awaits_flow else None
     if journal is not None:
         view["cost_usd"] = max(view["cost_usd"], journal.cost_usd())
         view["current_step"] = _current_step(journal)
@@ -66,10 +66,10 @@ def _origin(trigger: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _updated_at(row: Row, journal: Journal | None) -> Any:
+def _updated_at(row: RunRecord, journal: Journal | None) -> Any:
     """Return the time of the last entry. A column for it in the run's row would have to be updated by every write."""
-    told = journal.updated_at if journal is not None else row.get("updated_at")
-    return told or row["completed_at"] or row["started_at"] or row["created_at"]
+    told = journal.updated_at if journal is not None else row.updated_at if isinstance(row, RunDetails) else None
+    return told or row.completed_at or row.started_at or row.created_at
 
 
 def _current_step(journal: Journal) -> str | None:
@@ -109,9 +109,18 @@ def new_run_view(new: NewRun, who: Principal, created_at: Any) -> dict[str, Any]
     return accepted_view(new, who, created_at) | about
 
 
-def new_run_answer(new: NewRun, who: Principal) -> str:
-    """Return the same as text, with a placeholder where the statement that starts the run writes the creation time."""
-    return dump(new_run_view(new, who, f"created at {new.id}")).decode()
+def new_run_answer(new: NewRun, who: Principal) -> bytes:
+    """Return the same as JSON, with a placeholder for the time of creation, which the database decides."""
+    return dump(new_run_view(new, who, _placeholder(new.id)))
+
+
+def with_creation_time(answer: bytes, run_id: RunId, created_at: datetime) -> bytes:
+    """Return the answer with the time of creation in place of its placeholder."""
+    return answer.replace(_placeholder(run_id).encode(), orjson.loads(dump(created_at)).encode())
+
+
+def _placeholder(run_id: RunId) -> str:
+    return f"created at {run_id}"
 
 
 def trigger_view(trigger: dict[str, Any], requested_by: str) -> dict[str, Any]:
@@ -169,39 +178,43 @@ def _step_view(journal: Journal, fold: StepSnapshot, hidden: Hidden | None) -> d
     }
 
 
-def event_view(row: Row, session_id: UUID | None = None) -> dict[str, Any]:
-    data = _json(row["data"]) or {}
-    context = context_of(row, data)
+def event_view(entry: EntryRecord, session_id: SessionId | None = None) -> dict[str, Any]:
+    data = _json(entry.data) or {}
+    context = context_of(entry, data)
     data.pop("cause", None)
-    if row["step"] is not None:
-        data = {"step_key": row["step"], **data}
-    if row["event"] is not None:
-        data |= {"from_state": row["from_state"], "event": row["event"], "to_state": row["to_state"]}
-        if row["step"] is not None and row["to_state"] in STEP.terminal:
-            data["resumable"] = row["to_state"] in SETTLED_WELL
-    if row["attempt"] is not None:
-        data["attempt"] = row["attempt"]
-    if row["output"] is not None:
-        data["output"] = _json(row["output"])
-    data |= {"actor": row["actor"], "context": context}
+    if entry.step is not None:
+        data = {"step_key": entry.step, **data}
+    if entry.event is not None:
+        data |= {"from_state": entry.from_state, "event": entry.event, "to_state": entry.to_state}
+        if entry.step is not None and entry.to_state in STEP.terminal:
+            data["resumable"] = entry.to_state in SETTLED_WELL
+    if entry.attempt is not None:
+        data["attempt"] = entry.attempt
+    if entry.output is not None:
+        data["output"] = _json(entry.output)
+    data |= {"actor": entry.actor, "context": context}
     return {
-        "seq": row["seq"], "type": row["type"], "at": row["at"], "run_id": row["run_id"], "session_id": session_id,
+        "seq": entry.seq, "type": entry.type, "at": entry.at, "run_id": entry.run_id, "session_id": session_id,
         "data": data,
     }  # fmt: skip
 
 
-def outside_event_view(row: Row) -> dict[str, Any]:
+def external_event_view(event: ExternalEvent) -> dict[str, Any]:
     columns = ("id", "type", "correlation", "workspace_id", "received_at", "expires_at", "run_id", "consumed_at")
-    return {column: row[column] for column in columns} | {
-        "payload": _json(row["payload"]),
-        "step_key": row["step"],
-        "sent_by": name_of(row["sent_by"]),
+    return {column: getattr(event, column) for column in columns} | {
+        "payload": _json(event.payload),
+        "step_key": event.step,
+        "sent_by": name_of(event.sent_by),
     }
 
 
 def audit_view(row: Row) -> dict[str, Any]:
     """Return an entry as in a run's events, without its output, with its position in the chain."""
-    seen = event_view({**row, "output": None}, row["session_id"])
+    entry = EntryRecord(
+        row["run_id"], row["seq"], row["at"], row["type"], row["step"], row["from_state"], row["event"], row["to_state"],
+        row["attempt"], 0, row["actor"], row["data"], None,
+    )  # fmt: skip
+    seen = event_view(entry, row["session_id"])
     return {"position": row["position"], "link": row["link"], **seen}
 
 
@@ -264,11 +277,11 @@ def message_view(row: Row) -> dict[str, Any]:
     }
 
 
-def session_event_view(row: Row, session_id: UUID) -> dict[str, Any]:
+def session_event_view(entry: SessionEntry, session_id: SessionId) -> dict[str, Any]:
     """Return an event as in the run's own stream; the first event of a run also has the message."""
-    view = event_view(row, session_id)
-    if row["type"] == EntryType.RUN_CREATED:
-        view["data"]["message"] = (_json(row["input"]) or {}).get("message")
+    view = event_view(entry, session_id)
+    if entry.type == EntryType.RUN_CREATED:
+        view["data"]["message"] = (_json(entry.input) or {}).get("message")
     return view
 
 

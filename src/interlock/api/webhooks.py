@@ -2,7 +2,6 @@
 
 import contextlib
 from typing import Any
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,7 +11,7 @@ from interlock.api.views import dump
 from interlock.engine import outbox
 from interlock.engine.ingress import url_guard
 from interlock.engine.ingress.idempotency import StoredResponse
-from interlock.ids import uuid7
+from interlock.ids import TargetId, uuid7
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
 from interlock.wire import Delivery, EmptyBody, NewWebhook, Page, Webhook
@@ -34,7 +33,7 @@ async def add(body: NewWebhook, request: Request, found: Ctx, who: Caller) -> Re
 
     async def work(tx: Tx) -> StoredResponse:
         row = await outbox.add_webhook(
-            tx, found.database, who, webhook_id, url=body.url, events=body.events, secret=secret
+            tx, found.database, who, TargetId(webhook_id), url=body.url, events=body.events, secret=secret
         )
         return StoredResponse(
             201, dump({**webhook_view(row), "secret": secret}), kept=dump({**webhook_view(row), "secret": None})
@@ -53,25 +52,25 @@ async def list_webhooks(found: Ctx, who: Caller, cursor: str | None = None, limi
 
 
 @router.get("/{webhook_id}", response_model=Webhook)
-async def show(webhook_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(webhook_id: TargetId, found: Ctx, who: Caller) -> Response:
     who.require(Permission.ADMINISTER)
     return Json(webhook_view(await outbox.webhook(found.database, who, webhook_id)))
 
 
 @router.delete("/{webhook_id}", response_model=Webhook)
-async def remove(webhook_id: UUID, request: Request, found: Ctx, who: Caller) -> Response:
+async def remove(webhook_id: TargetId, request: Request, found: Ctx, who: Caller) -> Response:
     """Delete a webhook. Messages that still wait are not sent."""
     who.require(Permission.ADMINISTER)
 
     async def work(tx: Tx) -> StoredResponse:
-        return StoredResponse(200, dump(webhook_view(await outbox.remove_webhook(tx, found.database, who, webhook_id))))
+        return StoredResponse(200, dump(webhook_view(await outbox.remove_webhook(tx, who, webhook_id))))
 
     return await idempotent_write(found, who, request, work)
 
 
 @router.post("/{webhook_id}/enable", response_model=Webhook)
 async def enable(
-    webhook_id: UUID, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None
+    webhook_id: TargetId, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None
 ) -> Response:
     """Enable a webhook again that was disabled because its deliveries kept failing."""
     who.require(Permission.ADMINISTER)
@@ -84,13 +83,13 @@ async def enable(
 
 @router.post("/{webhook_id}/test", status_code=202, response_model=Delivery)
 async def send_test(
-    webhook_id: UUID, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None
+    webhook_id: TargetId, request: Request, found: Ctx, who: Caller, body: EmptyBody | None = None
 ) -> Response:
     """Send a signed message of type `webhook.test` now. The list of deliveries shows the result."""
     who.require(Permission.ADMINISTER)
 
     async def work(tx: Tx) -> StoredResponse:
-        row = await outbox.test_webhook(tx, found.database, who, webhook_id)
+        row = await outbox.test_webhook(tx, who, webhook_id)
         return StoredResponse(202, dump(_without_number(delivery_view(row))))
 
     return await idempotent_write(found, who, request, work)
@@ -98,7 +97,7 @@ async def send_test(
 
 @router.get("/{webhook_id}/deliveries", response_model=Page[Delivery])
 async def deliveries(
-    webhook_id: UUID, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100
+    webhook_id: TargetId, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 100
 ) -> Response:
     """List what was sent to a webhook in the last 30 days, and what waits, newest first."""
     who.require(Permission.ADMINISTER)

@@ -1,6 +1,5 @@
 """/api/workers, /api/supervisor"""
 
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,7 +11,7 @@ from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.engine.queueing import leases, workers
 from interlock.engine.queueing.workers import Terms
 from interlock.errors import Forbidden
-from interlock.ids import uuid7
+from interlock.ids import WorkerId, uuid7
 from interlock.lifecycle import WorkerEvent
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
@@ -28,12 +27,12 @@ async def list_workers(found: Ctx, who: Caller, all: bool = False) -> Response:
     Only the tenant `default`, which operates the workers, sees their hosts and messages.
     """
     who.require(Permission.READ)
-    rows = await found.database.fetch("list_workers", found.database.clock(), all)
+    rows = await found.database.fetch("list_workers", all)
     return Json(page([workers.seen_by(who, row) for row in rows], len(rows), worker_view))
 
 
 @router.get("/workers/{worker_id}", response_model=WorkerView)
-async def show(worker_id: UUID, found: Ctx, who: Caller) -> Response:
+async def show(worker_id: WorkerId, found: Ctx, who: Caller) -> Response:
     """Return a worker with its `state_history` and the location of its log on its host."""
     who.require(Permission.READ)
     row = workers.seen_by(who, await workers.get(found.database, worker_id))
@@ -43,7 +42,7 @@ async def show(worker_id: UUID, found: Ctx, who: Caller) -> Response:
 
 
 @router.get("/workers/{worker_id}/events", response_model=Page[JobHistoryEvent])
-async def events(worker_id: UUID, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 500) -> Response:
+async def events(worker_id: WorkerId, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 500) -> Response:
     """Return the history of a worker: its transitions, and the jobs that it was reserved for and released from."""
     who.require(Permission.READ)
     if not who.is_operator:
@@ -64,7 +63,7 @@ async def create(request: Request, found: Ctx, who: Caller, body: NewWorker | No
         capacity = body.concurrency or found.settings.concurrency
         terms = Terms(capacity, tuple(body.labels), tenants, body.workspace_id)
         row = await workers.create(
-            tx, found.database, who.actor, terms, worker_id=worker_id, name=body.name, host=body.host,
+            tx, who.actor, terms, worker_id=WorkerId(worker_id), name=body.name, host=body.host,
             metadata=body.metadata, lease_seconds=found.settings.lease_seconds,
         )  # fmt: skip
         return await _answer(tx, row, 201)
@@ -73,13 +72,13 @@ async def create(request: Request, found: Ctx, who: Caller, body: NewWorker | No
 
 
 @router.post("/workers/{worker_id}/start", response_model=WorkerView)
-async def start(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def start(worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     """Start the worker's process on a host with a supervisor, such as `interlock up` or `interlock supervise`."""
     workers.require_supervisor(who)
     reason = body.reason if body else None
 
     async def work(tx: Tx) -> StoredResponse:
-        return await _answer(tx, await workers.start(tx, found.database, who.actor, worker_id, reason=reason))
+        return await _answer(tx, await workers.start(tx, who.actor, worker_id, reason=reason))
 
     return await idempotent_write(found, who, request, work)
 
@@ -90,23 +89,23 @@ async def list_supervisors(found: Ctx, who: Caller) -> Response:
     who.require(Permission.READ)
     if not who.is_operator:
         raise Forbidden(f"where workers run is told to tenant {DEFAULT_TENANT}, which operates them")
-    rows = await found.database.fetch("list_supervisors", found.database.clock())
+    rows = await found.database.fetch("list_supervisors")
     return Json(page(rows, len(rows), supervisor_view))
 
 
 @router.post("/supervisor/workers/{worker_id}/pause", response_model=WorkerView)
-async def pause(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def pause(worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     """Pause a worker. It takes no new work and finishes its current steps; other workers continue its runs."""
     return await _order(found, who, request, worker_id, WorkerEvent.PAUSE, body)
 
 
 @router.post("/supervisor/workers/{worker_id}/resume", response_model=WorkerView)
-async def resume(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def resume(worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     return await _order(found, who, request, worker_id, WorkerEvent.RESUME, body)
 
 
 @router.post("/supervisor/workers/{worker_id}/terminate", response_model=WorkerView)
-async def terminate(worker_id: UUID, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def terminate(worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
     """Terminate a worker at once. It can write nothing more, its process ends, and other workers take its runs."""
     response = await _order(found, who, request, worker_id, WorkerEvent.TERMINATE, body)
     # After the commit, so that the worker's earlier writes are visible. If this process dies first, the sweep does it.
@@ -115,13 +114,13 @@ async def terminate(worker_id: UUID, request: Request, found: Ctx, who: Caller, 
 
 
 async def _order(
-    found: AppContext, who: Principal, request: Request, worker_id: UUID, event: WorkerEvent, body: Order | None
+    found: AppContext, who: Principal, request: Request, worker_id: WorkerId, event: WorkerEvent, body: Order | None
 ) -> Response:
     workers.require_supervisor(who)
     reason = body.reason if body else None
 
     async def work(tx: Tx) -> StoredResponse:
-        return await _answer(tx, await workers.order(tx, found.database, who.actor, worker_id, event, reason))
+        return await _answer(tx, await workers.order(tx, who.actor, worker_id, event, reason))
 
     return await idempotent_write(found, who, request, work)
 

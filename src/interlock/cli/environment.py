@@ -26,9 +26,9 @@ def refuse_unknown_variables() -> None:
     if not given:
         return
     from interlock.definition.diagnostics import suggestion
-    from interlock.settings import Settings
+    from interlock.settings import Settings, variable_of
 
-    known = _CLIENT | {f"INTERLOCK_{name.upper()}" for name in Settings.model_fields}
+    known = _CLIENT | {variable_of(name) for name in Settings.model_fields}
     for name in sorted(given):
         if name not in known and not name.startswith(_CHOSEN):
             says = f"{one_line(name)} is not a variable of Interlock{suggestion(name, sorted(known))}"

@@ -14,6 +14,7 @@ from interlock.cli.exit_codes import example
 from interlock.cli.options import Json
 from interlock.cli.parsing import one_line, visible
 from interlock.cli.serve import Concurrency, Labels, Tenants, serving
+from interlock.ids import WorkerId
 
 if TYPE_CHECKING:
     from interlock.client import Client
@@ -64,7 +65,7 @@ def worker(
 
     from interlock import main
 
-    serve, place = serving(concurrency, label, tenant), UUID(adopt) if adopt else None
+    serve, place = serving(concurrency, label, tenant), WorkerId(UUID(adopt)) if adopt else None
     main.work(settings, serve, place, after_loss=after_loss, pulse=pulse)
 
 

@@ -16,6 +16,7 @@ from interlock.console.filters import inline
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of, wants_json
 from interlock.engine.approvals import approvals
 from interlock.errors import Invalid
+from interlock.ids import ApprovalId
 from interlock.journal import ApprovalKind
 from interlock.lifecycle import APPROVAL, ApprovalState, Tier
 from interlock.policy.policy import DEFAULT_POLICY
@@ -93,12 +94,12 @@ async def inbox(request: Request, visit: Visit) -> Response:
     mine, others = await _waiting(visit)
     waiting = await database.value("count_open", who.tenant_id, who.workspace_id)
     decided = await database.fetch(
-        "decided_lately", database.clock(), who.tenant_id, who.workspace_id, _SHOWN_DECIDED, list(APPROVAL.terminal)
+        "decided_lately", who.tenant_id, who.workspace_id, _SHOWN_DECIDED, list(APPROVAL.terminal)
     )
     cards, rest = await cards_of(visit, mine[:_SHOWN]), await cards_of(visit, others)
     gone = seen_in(request) - {card.id for card in [*cards, *rest]}
     settled = await database.fetch(
-        "approvals_by_id", database.clock(), who.tenant_id, who.workspace_id, [UUID(each) for each in gone]
+        "approvals_by_id", who.tenant_id, who.workspace_id, [UUID(each) for each in gone]
     )
     return await render(
         request, visit, "inbox.html", cards=cards, others=rest, more=waiting - len(cards) - len(rest),
@@ -124,7 +125,7 @@ async def _waiting(visit: Visitor) -> tuple[list[Row], list[Row]]:
     others: list[Row] = []
     place: tuple[datetime | None, UUID | None] = None, None
     while len(mine) <= _SHOWN:
-        rows = await database.fetch("inbox", database.clock(), who.tenant_id, who.workspace_id, _LOOKED_AT, *place)
+        rows = await database.fetch("inbox", who.tenant_id, who.workspace_id, _LOOKED_AT, *place)
         votes = await approvals.votes_on(database, rows)
         for row in rows:
             own = [vote for vote in votes if vote["approval_id"] == row["id"]]
@@ -141,7 +142,7 @@ async def _waiting(visit: Visitor) -> tuple[list[Row], list[Row]]:
 async def show(approval_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
-    row = await approvals.get(database, visit.who, uuid_of(approval_id, "approval"))
+    row = await approvals.get(database, visit.who, ApprovalId(uuid_of(approval_id, "approval")))
     run = await database.row("get_run", visit.who.tenant_id, row["run_id"])
     assert run is not None
     [card] = await cards_of(visit, [{**row, "workflow": run["workflow"]}])
@@ -187,16 +188,16 @@ def _rule(view: dict[str, Any], policy: str) -> str | None:
 
 @router.post("/approvals/{approval_id}/approve")
 async def approve(approval_id: str, request: Request, visit: Visit, said: FormFields) -> Response:
-    return await _decide(request, visit, uuid_of(approval_id, "approval"), said, approves=True)
+    return await _decide(request, visit, ApprovalId(uuid_of(approval_id, "approval")), said, approves=True)
 
 
 @router.post("/approvals/{approval_id}/reject")
 async def reject(approval_id: str, request: Request, visit: Visit, said: FormFields) -> Response:
-    return await _decide(request, visit, uuid_of(approval_id, "approval"), said, approves=False)
+    return await _decide(request, visit, ApprovalId(uuid_of(approval_id, "approval")), said, approves=False)
 
 
 async def _decide(
-    request: Request, visit: Visitor, approval_id: UUID, said: dict[str, str], *, approves: bool
+    request: Request, visit: Visitor, approval_id: ApprovalId, said: dict[str, str], *, approves: bool
 ) -> Response:
     visit.who.require(Permission.APPROVE)
     found = visit.services
@@ -206,11 +207,11 @@ async def _decide(
         reason, digest = said.get("reason"), said.get("digest")
         if patch:
             return await approvals.edit(
-                tx, found.database, found.plans, found.policies, visit.who, approval_id, patch=patch, reason=reason,
+                tx, found.plans, found.policies, visit.who, approval_id, patch=patch, reason=reason,
                 digest=digest,
             )  # fmt: skip
         return await approvals.decide(
-            tx, found.database, found.plans, visit.who, approval_id, approves=approves, reason=reason, digest=digest
+            tx, found.plans, visit.who, approval_id, approves=approves, reason=reason, digest=digest
         )
 
     row = await found.database.run_in_transaction(work)

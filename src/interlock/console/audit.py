@@ -11,6 +11,7 @@ from interlock.console import live
 from interlock.console.rendering import FormFields, Visit, Visitor, render, uuid_of
 from interlock.engine.proof import audit
 from interlock.engine.runs import runs
+from interlock.ids import RunId
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row
 
@@ -46,7 +47,7 @@ async def _page(request: Request, visit: Visitor, verdict: Verdict | None = None
     database, who = visit.services.database, visit.who
     run = (request.query_params.get("run") or "").strip()
     before = position_cursor(request.query_params.get("cursor"))
-    [last] = await database.fetch("last_checkpoints", database.clock(), [who.tenant_id])
+    [last] = await database.fetch("last_checkpoints", [who.tenant_id])
     rows = await _rows(visit, run, before)
     shown = rows[:_PAGE] if rows is not None else None
     following = encode_cursor(shown[-1]["position"]) if rows and shown and len(rows) > _PAGE else None
@@ -64,7 +65,7 @@ async def _rows(visit: Visitor, run: str, before: int | None) -> list[Row] | Non
     database, who = visit.services.database, visit.who
     if run:
         wanted = uuid_of(run, "run")
-        await runs.get(database, who, wanted)
+        await runs.get(database, who, RunId(wanted))
         return await database.fetch("newest_sealed_of_run", who.tenant_id, before, _PAGE + 1, wanted)
     if who.workspace_id is not None:
         return None

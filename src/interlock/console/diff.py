@@ -1,12 +1,12 @@
 """Texts: long ones cut to what a page can carry, and the difference between two."""
 
 from dataclasses import dataclass
-from uuid import UUID
 
 from markupsafe import escape
 
 from interlock.compute import pool
 from interlock.definition.yaml_source import difference
+from interlock.ids import TenantId
 
 _MOST = 24_000
 _MOST_LINES = 800
@@ -43,7 +43,7 @@ def cut(text: str, most: int = _MOST) -> Cut:
     return Cut(kept, len(text) - len(kept))
 
 
-async def compare(tenant_id: UUID, before: str, after: str) -> Comparison:
+async def compare(tenant_id: TenantId, before: str, after: str) -> Comparison:
     """Return the differences. Comparing long texts with little in common is slow, so another process does it."""
     found = await pool.run(tenant_id, difference, before, after)
     lines = [_line(text) for text in found[2:]]  # skip the two lines that name the files

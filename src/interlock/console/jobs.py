@@ -13,6 +13,7 @@ from interlock.api.views import job_view
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
 from interlock.engine.queueing import jobs
 from interlock.errors import Invalid
+from interlock.ids import JobId
 from interlock.lifecycle import JOB, JobState
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
@@ -41,7 +42,7 @@ async def listed(request: Request, visit: Visit) -> Response:
 async def show(job_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
-    row = await jobs.get(database, visit.who, uuid_of(job_id, "job"))
+    row = await jobs.get(database, visit.who, JobId(uuid_of(job_id, "job")))
     tree = await _views(visit, await database.fetch("tree_of", await _root(visit, row), visit.who.workspace_id))
     history = await database.fetch("transitions_of", row["id"])
     standing = (await jobs.standings(database, [row["id"]]))[row["id"]]
@@ -90,7 +91,7 @@ async def cancel(job_id: str, visit: Visit, said: FormFields) -> Response:
     found, wanted = visit.services, uuid_of(job_id, "job")
 
     async def work(tx: Tx) -> Row:
-        return await jobs.cancel(tx, found.database, visit.who, wanted, reason=said.get("reason"))
+        return await jobs.cancel(tx, visit.who, JobId(wanted), reason=said.get("reason"))
 
     await found.database.run_in_transaction(work)
     return done(f"/jobs/{wanted}", "Canceled, with all that is below it.")

@@ -21,6 +21,7 @@ from interlock.engine import sessions
 from interlock.engine.access import console_sessions
 from interlock.engine.runs import runs
 from interlock.errors import NotFound, Unavailable
+from interlock.ids import RunId, SessionId
 from interlock.lifecycle import RUN
 from interlock.policy.roles import Permission
 from interlock.timeouts import wait_for_event
@@ -72,16 +73,16 @@ async def follow_list(topic: str, request: Request, visit: Visit) -> Response:
 @router.get("/live/run/{run_id}")
 async def follow_run(run_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
-    row = await runs.get(visit.services.database, visit.who, uuid_of(run_id, "run"))
+    row = await runs.get(visit.services.database, visit.who, RunId(uuid_of(run_id, "run")))
     return _stream(
-        _steps(visit.services, _SignIn(visit.services, request), row["id"], request.headers.get("last-event-id"))
+        _steps(visit.services, _SignIn(visit.services, request), row.id, request.headers.get("last-event-id"))
     )
 
 
 @router.get("/live/session/{session_id}")
 async def follow_session(session_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
-    row = await sessions.get(visit.services.database, visit.who, uuid_of(session_id, "session"))
+    row = await sessions.get(visit.services.database, visit.who, SessionId(uuid_of(session_id, "session")))
     return _stream(_session(visit.services, _SignIn(visit.services, request), row["id"]))
 
 
@@ -90,14 +91,14 @@ def _stream(changes: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(changes, media_type="text/event-stream", headers=headers)
 
 
-async def _steps(found: AppContext, signin: "_SignIn", run_id: UUID, last: str | None) -> AsyncIterator[bytes]:
+async def _steps(found: AppContext, signin: "_SignIn", run_id: RunId, last: str | None) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     seen, watch, spoke = last, Watch(), clock()
     yield b"retry: 1000\n\n"
     with found.follower.watching(run_id) as news:
         while not found.follower.closing.is_set():
             if watch.is_due():
-                await found.database.fetch("watch_run", found.database.clock(), run_id, WATCH_SECONDS)
+                await found.database.fetch("watch_run", run_id, WATCH_SECONDS)
             news.clear()
             now = await found.database.row("pulse_of_run", run_id)
             if now is None or not await signin.holds():
@@ -114,7 +115,7 @@ async def _steps(found: AppContext, signin: "_SignIn", run_id: UUID, last: str |
             await asyncio.sleep(0.1)
 
 
-async def _session(found: AppContext, signin: "_SignIn", session_id: UUID) -> AsyncIterator[bytes]:
+async def _session(found: AppContext, signin: "_SignIn", session_id: SessionId) -> AsyncIterator[bytes]:
     """Stream the changes of a session.
 
     Each message changes the current run, and the session notifies of that itself.
@@ -130,7 +131,7 @@ async def _session(found: AppContext, signin: "_SignIn", session_id: UUID) -> As
                 return
             run_id, pulse = now["run_id"], tuple(now.values())
             if run_id is not None:
-                await found.database.fetch("watch_session", found.database.clock(), session_id, WATCH_SECONDS)
+                await found.database.fetch("watch_session", session_id, WATCH_SECONDS)
             if pulse != seen:
                 yield b"event: changed\ndata: {}\n\n"
                 seen, spoke = pulse, clock()

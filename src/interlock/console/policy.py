@@ -220,7 +220,7 @@ async def _publish(request: Request, visit: Visitor, current: Current, desk: Des
         row = await tx.row("policy_in_force", visit.who.tenant_id)
         if row is None or row["version"] != current.version:
             raise Conflict(_MEANWHILE)
-        return await policies.publish(tx, found.database, visit.who, desk.text, digest)
+        return await policies.publish(tx, visit.who, desk.text, digest)
 
     row = await found.database.run_in_transaction(work)
     found.policies.forget(str(visit.who.tenant_id))  # effective here at once; other processes are notified

@@ -17,12 +17,13 @@ from interlock.console.rendering import FormFields, Visit, Visitor, done, render
 from interlock.engine.approvals import approvals
 from interlock.engine.proof import evidence
 from interlock.engine.runs import resume, runs
-from interlock.engine.writing.run_commands import entry_of
+from interlock.engine.writing.load import entry_of
 from interlock.errors import Invalid
-from interlock.ids import floor_of, uuid7
+from interlock.ids import RunId, floor_of, uuid7
 from interlock.lifecycle import RUN, RunState
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
+from interlock.store.records import EntryRecord, RunRecord, entry_record
 
 router = APIRouter()
 
@@ -135,26 +136,27 @@ def _id(text: str | None, what: str) -> UUID | None:
 @router.get("/runs/{run_id}")
 async def show(run_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
-    found, wanted = visit.services, uuid_of(run_id, "run")
+    found, wanted = visit.services, RunId(uuid_of(run_id, "run"))
     row, journal = await runs.get_with_journal(found.database, found.plans, visit.who, wanted)
     assert journal is not None
-    entries = row["entries"][-_ENTRIES:][::-1]
+    every = [entry_record(entry) for entry in row.entries or ()]
+    entries = every[-_ENTRIES:][::-1]
     receipts = await found.database.fetch("receipts_of", visit.who.tenant_id, wanted)
     asked = await approvals.list_approvals(found.database, visit.who, run_id=wanted)
-    cards = await cards_of(visit, [{**question, "workflow": row["workflow"]} for question in asked])
+    cards = await cards_of(visit, [{**question, "workflow": row.workflow} for question in asked])
     proof = await found.database.row("get_evidence", visit.who.tenant_id, wanted)
     view = run_view(row, journal, found.policies.hidden)
     children = await found.database.fetch("children_to_show", visit.who.tenant_id, wanted)
-    ended_badly = RunState(row["status"]) in (RunState.FAILED, RunState.CANCELED)
+    ended_badly = row.status in (RunState.FAILED, RunState.CANCELED)
     no_retry = await resume.why_refused(found.database, visit.who.tenant_id, wanted, journal) if ended_badly else None
     return await render(
         request, visit, "run.html", run=view, steps=[*view["steps"], *view["compensation"]], cards=cards, proof=proof,
         seen=seen_in(request), no_retry=no_retry,
         retries=await found.database.fetch("retries_of", visit.who.tenant_id, wanted),
         receipts={str(receipt["step"]): receipt_view(receipt) for receipt in receipts},
-        events=[event_view(entry, row["session_id"]) for entry in entries], more=len(row["entries"]) - len(entries),
-        drawing=_graph(view), chart=_chart(row, view), children=children,
-        ended=row["completed_at"] is not None, live=f"/live/run/{wanted}" if row["completed_at"] is None else None,
+        events=[event_view(entry, row.session_id) for entry in entries], more=len(every) - len(entries),
+        drawing=_graph(view), chart=_chart(row, view, every), children=children,
+        ended=row.completed_at is not None, live=f"/live/run/{wanted}" if row.completed_at is None else None,
     )  # fmt: skip
 
 
@@ -165,43 +167,43 @@ def _graph(view: dict[str, Any]) -> graph.Drawing | None:
     return graph.draw((s["key"], s["key"], said(s), s["needs"]) for s in view["steps"])
 
 
-def _chart(row: Row, view: dict[str, Any]) -> timeline.Timeline:
-    entries = [entry_of(entry) for entry in row["entries"]]
-    end = row["completed_at"] or clock.now()
-    return timeline.draw((step["key"] for step in view["steps"]), entries, row["created_at"], end)
+def _chart(row: RunRecord, view: dict[str, Any], every: list[EntryRecord]) -> timeline.Timeline:
+    entries = [entry_of(entry) for entry in every]
+    end = row.completed_at or clock.now()
+    return timeline.draw((step["key"] for step in view["steps"]), entries, row.created_at, end)
 
 
 @router.post("/runs/{run_id}/cancel")
 async def cancel(run_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.STOP)
-    found, wanted = visit.services, uuid_of(run_id, "run")
+    found, wanted = visit.services, RunId(uuid_of(run_id, "run"))
 
-    async def work(tx: Tx) -> Row:
+    async def work(tx: Tx) -> RunRecord:
         return await runs.cancel(
-            tx, found.database, found.plans, visit.who, wanted, reason=said.get("reason"), interrupt=False
+            tx, found.plans, visit.who, wanted, reason=said.get("reason"), interrupt=False
         )
 
     row = await found.database.run_in_transaction(work)
-    ended = row["status"] == RunState.CANCELED
+    ended = row.status == RunState.CANCELED
     return done(f"/runs/{wanted}", "Canceled." if ended else "Canceling: what is under way is being stopped.")
 
 
 @router.post("/runs/{run_id}/retry")
 async def retry(run_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
-    found, wanted, new_id = visit.services, uuid_of(run_id, "run"), uuid7()
+    found, wanted, new_id = visit.services, RunId(uuid_of(run_id, "run")), RunId(uuid7())
 
-    async def work(tx: Tx) -> Row:
-        return await resume.retry(tx, found.database, found.plans, visit.who, wanted, new_id)
+    async def work(tx: Tx) -> RunRecord:
+        return await resume.retry(tx, found.plans, visit.who, wanted, new_id)
 
     row = await found.database.run_in_transaction(work)
-    return done(f"/runs/{row['id']}", "This run goes on where the other one had got to.")
+    return done(f"/runs/{row.id}", "This run goes on where the other one had got to.")
 
 
 @router.get("/runs/{run_id}/evidence")
 async def download(run_id: str, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
-    run = await runs.get(visit.services.database, visit.who, uuid_of(run_id, "run"))
+    run = await runs.get(visit.services.database, visit.who, RunId(uuid_of(run_id, "run")))
     envelope, _ = await evidence.of_run(visit.services.database, visit.services.notary, run)
-    headers = {"Content-Disposition": f'attachment; filename="evidence-{run["id"]}.json"'}
+    headers = {"Content-Disposition": f'attachment; filename="evidence-{run.id}.json"'}
     return Response(envelope, headers=headers, media_type="application/json")

@@ -18,7 +18,7 @@ from interlock.engine.ingress import schedules
 from interlock.engine.runs import runs
 from interlock.errors import InterlockError, Invalid
 from interlock.policy.roles import Permission
-from interlock.store.pool import UNSTORABLE, Database, Row, Tx
+from interlock.store.pool import UNSTORABLE, Row, Tx
 from interlock.tools.registry import explain
 from interlock.wire import NewSchedule
 
@@ -97,7 +97,7 @@ def _new(said: dict[str, str]) -> NewSchedule:
 
 # ---------------------------------------------------------------- one schedule
 
-_Verb = Callable[[Tx, Database, Principal, str], Awaitable[Row]]
+_Verb = Callable[[Tx, Principal, str], Awaitable[Row]]
 
 
 @router.post("/schedules/{name}/pause")
@@ -118,7 +118,7 @@ async def delete(name: str, visit: Visit, said: FormFields) -> Response:
 async def _change(visit: Visitor, name: str, verb: _Verb, told: str) -> Response:
     visit.who.require(Permission.DEFINE)
     database = visit.services.database
-    await database.run_in_transaction(lambda tx: verb(tx, database, visit.who, name))
+    await database.run_in_transaction(lambda tx: verb(tx, visit.who, name))
     return done("/schedules", told)
 
 
@@ -127,5 +127,5 @@ async def run_now(name: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     found = visit.services
     who, new = await schedules.prepare_now(found.database, found.plans, visit.who, name)
-    await found.database.run_in_transaction(lambda tx: runs.start(tx, found.database, who, new))
+    await found.database.run_in_transaction(lambda tx: runs.start(tx, who, new))
     return done(f"/runs/{new.id}", "Started, besides its slots.")

@@ -13,13 +13,15 @@ from interlock.console.approvals import ApprovalCard, cards_of, seen_in
 from interlock.console.rendering import FormFields, Visit, Visitor, done, render, uuid_of
 from interlock.engine import sessions
 from interlock.engine.runs import runs
-from interlock.engine.writing.run_commands import entry_of
+from interlock.engine.writing.load import entry_of
 from interlock.errors import Conflict, Invalid
-from interlock.ids import uuid7
+from interlock.ids import MessageId, RunId, SessionId, uuid7
 from interlock.journal import Entry, EntryType
 from interlock.lifecycle import STEP, StepState
 from interlock.policy.roles import Permission
+from interlock.store import sql
 from interlock.store.pool import Row, Tx
+from interlock.store.records import RunRecord
 from interlock.wire import why_cut
 
 router = APIRouter()
@@ -52,7 +54,7 @@ class Turn:
     said: str
     by: str
     at: Any
-    run_id: UUID | None
+    run_id: RunId | None
     status: str
     reason: str | None
     error: str | None
@@ -76,7 +78,7 @@ async def listed(request: Request, visit: Visit) -> Response:
 @router.get("/sessions/{session_id}")
 async def show(session_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
-    session = await sessions.get(visit.services.database, visit.who, uuid_of(session_id, "session"))
+    session = await sessions.get(visit.services.database, visit.who, SessionId(uuid_of(session_id, "session")))
     return await render(
         request, visit, "session.html", session=session, turns=await _turns(visit, session),
         earlier=max(0, session["messages"] - _TURNS), busy=session["run_id"] is not None,
@@ -88,15 +90,15 @@ async def _turns(visit: Visitor, session: Row) -> list[Turn]:
     database = visit.services.database
     first = max(0, session["messages"] - _TURNS)
     messages = await database.fetch("said_in_session", session["id"], first, _TURNS)
-    entries = await database.fetch("journal_of", [row["run_id"] for row in messages if row["run_id"]])
+    entries = await sql.journal_of(database, run_ids=[row["run_id"] for row in messages if row["run_id"]])
     of_run: dict[UUID, list[Entry]] = {}
-    for row in entries:
-        of_run.setdefault(row["run_id"], []).append(entry_of(row))
+    for entry in entries:
+        of_run.setdefault(entry.run_id, []).append(entry_of(entry))
     cards = await _cards(visit, [row["run_id"] for row in messages if row["run_id"]])
     return [_turn(row, of_run.get(row["run_id"], []), cards) for row in messages]
 
 
-async def _cards(visit: Visitor, run_ids: list[UUID]) -> dict[str, ApprovalCard]:
+async def _cards(visit: Visitor, run_ids: list[RunId]) -> dict[str, ApprovalCard]:
     rows = await visit.services.database.fetch("asked_in_runs", visit.who.tenant_id, run_ids)
     return {card.id: card for card in await cards_of(visit, rows)}
 
@@ -147,7 +149,7 @@ async def begin(visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     name = said.get("agent")
     content = _content(said)
-    session_id = await _send(visit, uuid7(), name, content, new=True, auto_approve="auto_approve" in said)
+    session_id = await _send(visit, SessionId(uuid7()), name, content, new=True, auto_approve="auto_approve" in said)
     return done(f"/sessions/{session_id}")
 
 
@@ -155,24 +157,24 @@ async def begin(visit: Visit, said: FormFields) -> Response:
 async def say(session_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.START)
     wanted = uuid_of(session_id, "session")
-    session = await sessions.get(visit.services.database, visit.who, wanted)
+    session = await sessions.get(visit.services.database, visit.who, SessionId(wanted))
     name = None if session["agent"] == sessions.BUILT_IN else session["agent"]
-    await _send(visit, wanted, name, _content(said), new=False)
+    await _send(visit, SessionId(wanted), name, _content(said), new=False)
     return done(f"/sessions/{wanted}")
 
 
 async def _send(
-    visit: Visitor, session_id: UUID, name: str | None, content: str, *, new: bool, auto_approve: bool = False
+    visit: Visitor, session_id: SessionId, name: str | None, content: str, *, new: bool, auto_approve: bool = False
 ) -> UUID:
     found, message_id = visit.services, uuid7()
     agent, version, plan = await sessions.agent_named(found.plans, visit.who, name, found.settings.model)
 
     async def work(tx: Tx) -> None:
         if new:
-            await sessions.create(tx, found.database, visit.who, session_id, agent, auto_approve=auto_approve)
+            await sessions.create(tx, visit.who, session_id, agent, auto_approve=auto_approve)
         # A message sent while the agent works waits in the queue until the run has ended.
         await sessions.send(
-            tx, found.database, visit.who, session_id, version, plan, message_id=message_id, content=content,
+            tx, visit.who, session_id, version, plan, message_id=MessageId(message_id), content=content,
             auto_approve=None, queue=True,
         )  # fmt: skip
 
@@ -191,13 +193,13 @@ def _content(said: dict[str, str]) -> str:
 async def interrupt(session_id: str, visit: Visit, said: FormFields) -> Response:
     visit.who.require(Permission.STOP)
     found, wanted = visit.services, uuid_of(session_id, "session")
-    session = await sessions.get(found.database, visit.who, wanted)
+    session = await sessions.get(found.database, visit.who, SessionId(wanted))
     if session["run_id"] is None:
         raise Conflict("nothing is under way in this session", code="SESSION_IDLE")
 
-    async def work(tx: Tx) -> Row:
+    async def work(tx: Tx) -> RunRecord:
         return await runs.cancel(
-            tx, found.database, found.plans, visit.who, session["run_id"], reason=said.get("reason"), interrupt=True
+            tx, found.plans, visit.who, session["run_id"], reason=said.get("reason"), interrupt=True
         )
 
     await found.database.run_in_transaction(work)

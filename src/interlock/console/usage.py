@@ -21,7 +21,7 @@ _WORKFLOWS = 100
 
 
 async def _pulse(found: AppContext, visit: Visitor) -> Any:
-    return await found.database.value("pulse_of_usage", visit.who.tenant_id, found.database.clock())
+    return await found.database.value("pulse_of_usage", visit.who.tenant_id)
 
 
 live.LISTS["usage"] = _pulse
@@ -32,7 +32,7 @@ async def show(request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database, who = visit.services.database, visit.who
     [own] = await tenants.usage(database, who.tenant_id)
-    now: datetime = await database.value("time_is", database.clock())
+    now: datetime = await database.value("time_is")
     since = now - timedelta(minutes=charts.MINUTES)
     ended = await database.fetch("ended_since", who.tenant_id, since, who.workspace_id)
     cursor = uuid_cursor(request.query_params.get("cursor"))

@@ -1,7 +1,6 @@
 """Workers and their supervisors: the current work of each, and the commands to it."""
 
 from typing import Any
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,7 +10,7 @@ from interlock.console.rendering import FormFields, Visit, Visitor, done, number
 from interlock.engine.queueing import leases, workers
 from interlock.engine.queueing.workers import DEFAULT_LABEL, Terms
 from interlock.errors import NotFound
-from interlock.ids import uuid7
+from interlock.ids import WorkerId, uuid7
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.policy.roles import Permission
 from interlock.store.pool import Row, Tx
@@ -29,8 +28,8 @@ _TOLD = {
 async def listed(request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database = visit.services.database
-    rows = [workers.seen_by(visit.who, row) for row in await database.fetch("list_workers", database.clock(), False)]
-    hosts = await database.fetch("list_supervisors", database.clock()) if visit.who.is_operator else []
+    rows = [workers.seen_by(visit.who, row) for row in await database.fetch("list_workers", False)]
+    hosts = await database.fetch("list_supervisors") if visit.who.is_operator else []
     return await render(
         request, visit, "workers.html", workers=[row for row in rows if row["stopped_at"] is None],
         gone=[row for row in rows if row["stopped_at"] is not None][:20], hosts=hosts, may=_may(visit), orders=_orders,
@@ -42,7 +41,7 @@ async def listed(request: Request, visit: Visit) -> Response:
 async def show(worker_id: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     database, wanted = visit.services.database, uuid_of(worker_id, "worker")
-    row = workers.seen_by(visit.who, await workers.get(database, wanted))
+    row = workers.seen_by(visit.who, await workers.get(database, WorkerId(wanted)))
     held = await database.fetch("held_by", wanted, visit.who.tenant_id, visit.who.workspace_id)
     history = workers.history_for(visit.who, await database.fetch("transitions_of", wanted))
     return await render(
@@ -69,10 +68,10 @@ async def begin(visit: Visit, said: FormFields) -> Response:
 
     async def work(tx: Tx) -> Row:
         await workers.create(
-            tx, found.database, visit.who.actor, Terms(capacity, labels), worker_id=worker_id,
+            tx, visit.who.actor, Terms(capacity, labels), worker_id=WorkerId(worker_id),
             name=said.get("name"), host=said.get("host"), lease_seconds=found.settings.lease_seconds,
         )  # fmt: skip
-        return await workers.start(tx, found.database, visit.who.actor, worker_id)
+        return await workers.start(tx, visit.who.actor, WorkerId(worker_id))
 
     row = await found.database.run_in_transaction(work)
     return done("/workers", f"{row['name']} is starting.")
@@ -84,15 +83,15 @@ async def tell(worker_id: str, event: str, visit: Visit, said: FormFields) -> Re
     order = next((known for known in _TOLD if known == event), None)
     if order is None:
         raise NotFound(f"a worker can be told to {', '.join(_TOLD)}; not to {event}")
-    await _tell(visit, uuid_of(worker_id, "worker"), order, said.get("reason"))
+    await _tell(visit, WorkerId(uuid_of(worker_id, "worker")), order, said.get("reason"))
     return done("/workers", _TOLD[order])
 
 
-async def _tell(visit: Visitor, worker_id: UUID, event: WorkerEvent, reason: str | None) -> None:
+async def _tell(visit: Visitor, worker_id: WorkerId, event: WorkerEvent, reason: str | None) -> None:
     found = visit.services
 
     async def work(tx: Tx) -> Any:
-        return await workers.order(tx, found.database, visit.who.actor, worker_id, event, reason)
+        return await workers.order(tx, visit.who.actor, worker_id, event, reason)
 
     await found.database.run_in_transaction(work)
     if event == WorkerEvent.TERMINATE:

@@ -173,7 +173,7 @@ async def _start(visit: Visitor, body: StartRun, once: str) -> UUID:
     )  # fmt: skip
 
     async def work(tx: Tx) -> StoredResponse:
-        await runs.start(tx, found.database, who, new)
+        await runs.start(tx, who, new)
         return StoredResponse(201, dump({"id": new.id}), new.id)
 
     digest = idempotency.Request.hash_of(body.workflow, str(body.version), dump(body.input))

@@ -30,7 +30,7 @@ from interlock.engine.access.tenants import new_key
 from interlock.errors import Unavailable
 from interlock.lifecycle import RUN, RunReason, RunState
 from interlock.settings import Settings
-from interlock.store.pool import Database, database_time
+from interlock.store.pool import Database
 from interlock.wire import Run
 from interlock.worker.worker import Worker
 
@@ -245,7 +245,7 @@ async def _own_database(settings: Settings, url: str) -> AsyncIterator[Database]
         ) from error
     try:
         parts = urlsplit(url)
-        database = Database(urlunsplit(parts._replace(path=f"/{name}")), settings, clock=database_time)
+        database = Database(urlunsplit(parts._replace(path=f"/{name}")), settings)
         await database.open()
         try:
             yield database

@@ -18,7 +18,7 @@ from interlock.engine.access import encryption
 from interlock.engine.access.encryption import EncryptedValue
 from interlock.engine.access.principal import Principal
 from interlock.errors import Conflict, NotFound
-from interlock.ids import uuid7
+from interlock.ids import MessageId, TargetId, TenantId, uuid7
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
 from interlock.wire import WebhookEvent
@@ -42,9 +42,9 @@ class OutboxMessage:
     """One message for one destination, with all the data needed to send it."""
 
     id: int
-    message_id: UUID
+    message_id: MessageId
     destination_id: UUID
-    tenant_id: UUID
+    tenant_id: TenantId
     channel: str
     event: str
     subject_id: UUID
@@ -82,7 +82,7 @@ async def claim(
 ) -> list[OutboxMessage]:
     """Claim due messages for `LEASE_SECONDS`. Each destination gives a few, so that no backlog delays the others."""
     rows = await database.fetch(
-        "claim_messages", database.clock(), most, of_each, list(busy), list(channels), LEASE_SECONDS
+        "claim_messages", most, of_each, list(busy), list(channels), LEASE_SECONDS
     )
     return sorted((_message(row) for row in rows), key=lambda message: message.id)
 
@@ -96,17 +96,17 @@ def _message(row: Row) -> OutboxMessage:
 async def settle(database: Database, message: OutboxMessage, outcome: Delivered | Undelivered) -> float:
     """Mark the message done, or due again. Return for how many seconds to send nothing to this destination."""
     if isinstance(outcome, Delivered):
-        await database.fetch("message_delivered", database.clock(), message.id, outcome.status)
+        await database.fetch("message_delivered", message.id, outcome.status)
         return 0.0
     pause = pause_after(message.attempts) if outcome.after is None else outcome.after
     found = await database.row(
-        "message_not_delivered", database.clock(), message.id, pause, outcome.error, outcome.status, PATIENCE_SECONDS
+        "message_not_delivered", message.id, pause, outcome.error, outcome.status, PATIENCE_SECONDS
     )
     log.warning("message_not_delivered", event_=message.event, attempt=message.attempts, error=outcome.error)
     if found is not None and found["channel"] == "webhook":
         limit = timedelta(days=database.settings.webhook_disable_days)
         if outcome.gone or found["now"] - found["failing_since"] >= limit:
-            await database.row("disable_destination", database.clock(), found["id"], "it kept failing", False)
+            await database.row("disable_destination", found["id"], "it kept failing", False)
             log.error("webhook_disabled", webhook_id=str(found["id"]), error=outcome.error)
     return pause
 
@@ -116,18 +116,18 @@ def pause_after(attempts: int) -> float:
 
 
 async def put_off(database: Database, messages: Sequence[OutboxMessage], pause: float) -> None:
-    await database.fetch("put_off_messages", database.clock(), [message.id for message in messages], pause)
+    await database.fetch("put_off_messages", [message.id for message in messages], pause)
 
 
 async def tidy(database: Database) -> None:
-    await database.fetch("give_up_messages", database.clock(), PATIENCE_SECONDS + 3600)
-    await database.fetch("forget_messages", database.clock(), KEPT_SECONDS, 5000)
+    await database.fetch("give_up_messages", PATIENCE_SECONDS + 3600)
+    await database.fetch("forget_messages", KEPT_SECONDS, 5000)
 
 
 # ---------------------------------------------------------------- destinations
 
 
-def webhook_id(message_id: UUID) -> str:
+def webhook_id(message_id: MessageId) -> str:
     """Return the id by which receivers know a message. It is the same for all tries."""
     return f"msg_{message_id.hex}"
 
@@ -137,32 +137,32 @@ def new_secret() -> str:
 
 
 async def add_webhook(
-    tx: Tx, database: Database, principal: Principal, webhook_id: UUID, *, url: str, events: Sequence[str], secret: str
+    tx: Tx, database: Database, principal: Principal, webhook_id: TargetId, *, url: str, events: Sequence[str], secret: str
 ) -> Row:
     sealed = encryption.encrypt(database.settings, encryption.place_of_webhook(principal.tenant_id, webhook_id), secret)
     row = await tx.row(
-        "add_destination", database.clock(), webhook_id, principal.tenant_id, principal.workspace_id, "webhook", url,
+        "add_destination", webhook_id, principal.tenant_id, principal.workspace_id, "webhook", url,
         list(dict.fromkeys(events)), *sealed, principal.actor,
     )  # fmt: skip
     assert row is not None
     return row
 
 
-async def webhook(tx: Tx | Database, principal: Principal, webhook_id: UUID) -> Row:
+async def webhook(tx: Tx | Database, principal: Principal, webhook_id: TargetId) -> Row:
     row = await tx.row("get_destination", principal.tenant_id, webhook_id, principal.workspace_id)
     if row is None or row["channel"] != "webhook":
         raise NotFound(f"no webhook {webhook_id}", code="WEBHOOK_NOT_FOUND")
     return row
 
 
-async def remove_webhook(tx: Tx, database: Database, principal: Principal, webhook_id: UUID) -> Row:
+async def remove_webhook(tx: Tx, principal: Principal, webhook_id: TargetId) -> Row:
     await webhook(tx, principal, webhook_id)
-    row = await tx.row("disable_destination", database.clock(), webhook_id, "the webhook was removed", True)
+    row = await tx.row("disable_destination", webhook_id, "the webhook was removed", True)
     assert row is not None
     return row
 
 
-async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
+async def enable_webhook(tx: Tx, principal: Principal, webhook_id: TargetId) -> Row:
     """Enable a webhook that was switched off after repeated failures. Messages that it missed are not sent."""
     await webhook(tx, principal, webhook_id)
     row = await tx.row("enable_destination", webhook_id)
@@ -170,10 +170,10 @@ async def enable_webhook(tx: Tx, principal: Principal, webhook_id: UUID) -> Row:
     return row
 
 
-async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook_id: UUID) -> Row:
+async def test_webhook(tx: Tx, principal: Principal, webhook_id: TargetId) -> Row:
     """Queue a message without an event, sent like any other."""
     found = await webhook(tx, principal, webhook_id)
-    row = await tx.row("add_test_message", database.clock(), webhook_id)
+    row = await tx.row("add_test_message", webhook_id)
     if row is None:
         raise Conflict(
             f"webhook {webhook_id} is switched off since {found['disabled_at']:%Y-%m-%d %H:%M:%S} UTC; switch it on "
@@ -182,19 +182,18 @@ async def test_webhook(tx: Tx, database: Database, principal: Principal, webhook
     return row
 
 
-async def use_slack_channel(tx: Tx, database: Database, tenant_id: UUID, channel: str | None, by: str) -> Row | None:
+async def use_slack_channel(tx: Tx, tenant_id: TenantId, channel: str | None, by: str) -> Row | None:
     """Send a tenant's approvals to this channel from now on, or to no channel if None."""
     await tx.fetch("lock_slack_channel", tenant_id)
     before = await tx.row("slack_destination", tenant_id)
     if before is not None and before["address"] == channel:
         return before
     if before is not None:
-        await tx.row("disable_destination", database.clock(), before["id"], "another channel was chosen", True)
+        await tx.row("disable_destination", before["id"], "another channel was chosen", True)
     if channel is None:
         return None
     return await tx.row(
         "add_destination",
-        database.clock(),
         uuid7(),
         tenant_id,
         None,

@@ -15,6 +15,7 @@ from interlock.compute import in_thread, pool
 from interlock.engine.access.key_store import Salts
 from interlock.engine.access.principal import Principal
 from interlock.errors import Conflict, Invalid, NotFound, Terminal
+from interlock.ids import TenantId
 from interlock.policy.action import ProposedAction, ToolFacts
 from interlock.policy.policy import (
     DEFAULT_POLICY,
@@ -27,6 +28,7 @@ from interlock.policy.policy import (
     load_policy,
 )
 from interlock.store.pool import Database, Row, Tx
+from interlock.store.records import AnyRun
 from interlock.telemetry import log
 from interlock.tools import RegisteredTool, Registry, Veil, as_shown
 
@@ -45,12 +47,12 @@ def facts(tools: Registry) -> list[ToolFacts]:
     return [facts_of(tool) for tool in tools.all()]
 
 
-def asker_of(run: Row) -> Asker:
-    who = orjson.loads(run["requester"]) if run["requester"] else {}
-    return Asker(run["requested_by"], who.get("role", "unknown"), tuple(who.get("groups", ())), who.get("tenant", ""))
+def asker_of(run: AnyRun) -> Asker:
+    who = orjson.loads(run.requester) if run.requester else {}
+    return Asker(run.requested_by, who.get("role", "unknown"), tuple(who.get("groups", ())), who.get("tenant", ""))
 
 
-def tenant_of(run: Row) -> str:
+def tenant_of(run: AnyRun) -> str:
     """Return the name of the requester's tenant, or "" if the row does not contain it.
 
     No tool of a tenant accepts "".
@@ -61,10 +63,10 @@ def tenant_of(run: Row) -> str:
         return ""
 
 
-def circumstances(run: Row, step: str, now: datetime) -> Circumstances:
+def circumstances(run: AnyRun, step: str, now: datetime) -> Circumstances:
     return Circumstances(
-        hour=now.hour, weekday=now.isoweekday(), workflow=run["workflow"], workspace=run["workspace_id"] or "",
-        auto_approve=run["auto_approve"], run_id=str(run["id"]), step=step,
+        hour=now.hour, weekday=now.isoweekday(), workflow=run.workflow, workspace=run.workspace_id or "",
+        auto_approve=run.auto_approve, run_id=str(run.id), step=step,
     )  # fmt: skip
 
 
@@ -95,8 +97,8 @@ class Policies:
         for held in self._held.values() if not tenant else filter(None, [self._held.get(UUID(tenant))]):
             held.checked = float("-inf")
 
-    def seen(self, tenant_id: UUID, version: int) -> None:
-        """Note the version in force that a read of the tenant's lane returned. It saves a query."""
+    def seen(self, tenant_id: TenantId, version: int) -> None:
+        """Note the version in force that a claim returned. It saves a query."""
         held, edition = self._held.get(tenant_id), self.tools.edition
         if held is not None and held.version < version:
             held.checked = float("-inf")
@@ -105,14 +107,14 @@ class Policies:
         elif version == 0 and (held is None or held.version == 0):
             self._held[tenant_id] = replace(self._built_in(), checked=time.monotonic())
 
-    def at_hand(self, tenant_id: UUID) -> CompiledPolicy | None:
+    def at_hand(self, tenant_id: TenantId) -> CompiledPolicy | None:
         """Return the policy in force if it is known without a query."""
         held = self._held.get(tenant_id)
         if held is None or held.edition != self.tools.edition or time.monotonic() - held.checked >= _RECHECK_SECONDS:
             return None
         return held.policy
 
-    async def current(self, tenant_id: UUID, *, patience: float | None = None, tx: Tx | None = None) -> CompiledPolicy:
+    async def current(self, tenant_id: TenantId, *, patience: float | None = None, tx: Tx | None = None) -> CompiledPolicy:
         """Return the policy in force. A caller in a transaction passes it as `tx`, as for `Plans.get`."""
         if (known := self.at_hand(tenant_id)) is not None:
             return known
@@ -142,7 +144,7 @@ class Policies:
         return tool.secret if tool is not None else frozenset()
 
     async def judge_edit(
-        self, tx: Tx, run: Row, approval: Row, given: Mapping[str, Any], patch: dict[str, Any], now: datetime
+        self, tx: Tx, run: AnyRun, approval: Row, given: Mapping[str, Any], patch: dict[str, Any], now: datetime
     ) -> tuple[ProposedAction, Decision]:
         """Return an approval's action with some fields replaced, checked like any input and judged like any action.
 
@@ -161,15 +163,15 @@ class Policies:
         shown_only = {field: value for field, value in proposed["fields"].items() if field not in tool.secret}
         try:
             arguments = tool.validated({**shown_only, **kept, **patch})
-            action = tool.propose(arguments, tool.shown(arguments, Veil(self._salts(run["tenant_id"]))), secrets)
+            action = tool.propose(arguments, tool.shown(arguments, Veil(self._salts(run.tenant_id))), secrets)
         except Terminal as error:
             raise Invalid(str(error), code="ACTION_INVALID") from None
-        current = await self.current(run["tenant_id"], tx=tx)
+        current = await self.current(run.tenant_id, tx=tx)
         about = asker_of(run), circumstances(run, approval["step"], now)
-        return action, await self.decide(run["tenant_id"], current, action, *about)
+        return action, await self.decide(run.tenant_id, current, action, *about)
 
     async def decide(
-        self, tenant_id: UUID, policy: CompiledPolicy, action: ProposedAction, asker: Asker, when: Circumstances
+        self, tenant_id: TenantId, policy: CompiledPolicy, action: ProposedAction, asker: Asker, when: Circumstances
     ) -> Decision:
         """Return the policy's decision, computed here, or in another process if it could take long.
 
@@ -180,7 +182,7 @@ class Policies:
         known = pickle.dumps(self.facts())
         return await pool.run(tenant_id, evaluate_by, policy.text, known, action, asker, when, must_wait=True)
 
-    async def _compiled(self, tenant_id: UUID, row: Row | None) -> CompiledPolicy:
+    async def _compiled(self, tenant_id: TenantId, row: Row | None) -> CompiledPolicy:
         """Compile a long policy in a thread, once for all waiting callers. It kept the limits when it was published."""
         if row is None or len(row["text"] or "") <= _LONG_POLICY:
             return self._compile(tenant_id, row, facts(self.tools))
@@ -191,7 +193,7 @@ class Policies:
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
 
-    def _compile(self, tenant_id: UUID, row: Row | None, tools: list[ToolFacts]) -> CompiledPolicy:
+    def _compile(self, tenant_id: TenantId, row: Row | None, tools: list[ToolFacts]) -> CompiledPolicy:
         if row is None or (row["version"] > 0 and row["text"] is None):
             return deny_everything("the tenant has no policy; publish one with `interlock policy apply`")
         if row["version"] == 0:
@@ -202,15 +204,15 @@ class Policies:
         return policy
 
 
-async def publish(tx: Tx, database: Database, principal: Principal, text: str, digest: str) -> Row:
+async def publish(tx: Tx, principal: Principal, text: str, digest: str) -> Row:
     principal.require_whole_tenant("the policy is")
     await tx.fetch("lock_policy", principal.tenant_id)  # one at a time: each gets the next version
-    row = await tx.row("publish_policy", database.clock(), principal.tenant_id, digest, text, principal.actor)
+    row = await tx.row("publish_policy", principal.tenant_id, digest, text, principal.actor)
     assert row is not None
     return row
 
 
-async def text_of(database: Database | Tx, tenant_id: UUID, version: int) -> str:
+async def text_of(database: Database | Tx, tenant_id: TenantId, version: int) -> str:
     """Return the text of a version; version 0 is the built-in policy."""
     if version == 0:
         return DEFAULT_POLICY

@@ -11,12 +11,14 @@ from interlock.definition.agent import load_agent
 from interlock.definition.plan import Plan
 from interlock.engine.access.principal import Principal
 from interlock.engine.workflows import Plans
-from interlock.engine.writing.run_commands import entry_of, journal_for
+from interlock.engine.writing.load import empty_journal, entry_of
 from interlock.errors import Conflict, Invalid, NotFound
-from interlock.ids import uuid7
+from interlock.ids import MessageId, RunId, SessionId, TenantId, uuid7
 from interlock.journal import Journal, encode
 from interlock.policy.roles import MAY, Permission
+from interlock.store import sql
 from interlock.store.pool import NO_TIMEOUT, Database, Row, Tx
+from interlock.store.records import ClaimedRun, LockedRun, NewRun, RunFacts
 from interlock.telemetry import log
 
 _BATCH = 100
@@ -49,9 +51,9 @@ def built_in(model: str | None) -> Plan:
 class SentMessage:
     """A message that was accepted. `run` is its run, or None while it waits for the one before it."""
 
-    session_id: UUID
+    session_id: SessionId
     message: Row
-    run: Row | None
+    run: LockedRun | None
 
 
 async def agent_named(plans: Plans, principal: Principal, name: str | None, model: str | None) -> tuple[str, int, Plan]:
@@ -69,18 +71,18 @@ async def agent_named(plans: Plans, principal: Principal, name: str | None, mode
 
 
 async def create(
-    tx: Tx, database: Database, principal: Principal, session_id: UUID, agent: str, *, auto_approve: bool
+    tx: Tx, principal: Principal, session_id: SessionId, agent: str, *, auto_approve: bool
 ) -> Row:
     if auto_approve:
         principal.require(Permission.APPROVE)
     await tx.row(
-        "create_session", database.clock(), session_id, principal.tenant_id, principal.workspace_id, agent,
+        "create_session", session_id, principal.tenant_id, principal.workspace_id, agent,
         auto_approve, principal.actor,
     )  # fmt: skip
     return await get(tx, principal, session_id)
 
 
-async def get(tx: Tx | Database, principal: Principal, session_id: UUID) -> Row:
+async def get(tx: Tx | Database, principal: Principal, session_id: SessionId) -> Row:
     row = await tx.row("get_session", principal.tenant_id, session_id)
     if row is None or not principal.reaches(row["workspace_id"]):
         raise NotFound(f"no session {session_id}", code="SESSION_NOT_FOUND")
@@ -88,8 +90,8 @@ async def get(tx: Tx | Database, principal: Principal, session_id: UUID) -> Row:
 
 
 async def send(
-    tx: Tx, database: Database, principal: Principal, session_id: UUID, version: int, plan: Plan, *,
-    message_id: UUID, content: str, auto_approve: bool | None = None, queue: bool = False,
+    tx: Tx, principal: Principal, session_id: SessionId, version: int, plan: Plan, *,
+    message_id: MessageId, content: str, auto_approve: bool | None = None, queue: bool = False,
     idempotency_key: str | None = None,
 ) -> SentMessage:  # fmt: skip
     """Send a message. Its run begins at once, or after the current one if the sender accepts to wait.
@@ -101,14 +103,14 @@ async def send(
     if is_busy and not queue:
         raise await _busy(tx, session_id)
     message = await tx.row(
-        "add_message", database.clock(), session_id, message_id, principal.tenant_id, content,
+        "add_message", session_id, message_id, principal.tenant_id, content,
         _lets_pass(principal, session, auto_approve), principal.actor, principal.facts,
         idempotency_key,
     )  # fmt: skip
     assert message is not None
     if is_busy:
         return SentMessage(session_id, message, None)
-    return SentMessage(session_id, message, await _begin(tx, database, session, message, version, plan))
+    return SentMessage(session_id, message, await _begin(tx, session, message, version, plan))
 
 
 def _lets_pass(principal: Principal, session: Row, asked: bool | None) -> bool:
@@ -119,23 +121,26 @@ def _lets_pass(principal: Principal, session: Row, asked: bool | None) -> bool:
     return bool(wanted) and Permission.APPROVE in MAY[principal.role]
 
 
-async def _begin(tx: Tx, database: Database, session: Row, message: Row, version: int, plan: Plan) -> Row:
-    run_id = uuid7()
+async def _begin(tx: Tx, session: Row, message: Row, version: int, plan: Plan) -> LockedRun:
+    run_id = RunId(uuid7())
     key = message["idempotency_key"]
     trigger = {"source": "session", "ref": str(session["id"]), **({"idempotency_key": key} if key else {})}
-    await tx.fetch(
-        "start_runs", database.clock(), [run_id], [session["tenant_id"]], [session["workspace_id"]], [plan.name],
-        [version], [encode({"message": message["content"]})], [encode(trigger)], [message["sent_by"]], [plan.timeout],
-        [None], [message["sender"]], [plan.max_concurrency is not None], [None],
+    number = await sql.count_session_run(tx, session_id=session["id"])
+    new = NewRun(
+        run_id, session["tenant_id"], session["workspace_id"], plan.name, version, plan.max_concurrency is not None,
+        encode({"message": message["content"]}), encode(trigger), message["sent_by"], message["sender"], plan.timeout,
+        session_id=session["id"], session_run=number, auto_approve=message["auto_approve"],
     )  # fmt: skip
-    row = await tx.row("join_session", run_id, session["id"], message["id"], message["auto_approve"])
+    await sql.start_runs(tx, runs=[new])
+    await sql.answer_message(tx, message_id=message["id"], run_id=run_id, session_id=session["id"])
+    row = await sql.lock_run(tx, tenant_id=session["tenant_id"], run_id=run_id)
     assert row is not None
     about = {"run_id": str(run_id), "workflow": plan.name, "tenant": session["tenant"], "idempotency_key": key}
     tx.on_commit(lambda: log.info("run_created", **about, session=str(session["id"])))
     return row
 
 
-async def lock_idle(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
+async def lock_idle(tx: Tx, tenant_id: TenantId, session_id: SessionId) -> Row:
     """Lock the session for a new run. Raise if it has an open run, which a constraint of the row also prevents."""
     session = await _lock(tx, tenant_id, session_id)
     if await tx.value("session_is_busy", session_id):
@@ -143,14 +148,14 @@ async def lock_idle(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
     return session
 
 
-async def _lock(tx: Tx, tenant_id: UUID, session_id: UUID) -> Row:
+async def _lock(tx: Tx, tenant_id: TenantId, session_id: SessionId) -> Row:
     session = await tx.row("lock_session", tenant_id, session_id)
     if session is None:
         raise NotFound(f"no session {session_id}", code="SESSION_NOT_FOUND")
     return session
 
 
-async def _busy(tx: Tx, session_id: UUID) -> Conflict:
+async def _busy(tx: Tx, session_id: SessionId) -> Conflict:
     active = await tx.value("active_run_of_session", session_id)
     what = f"run {active} of this session has not ended" if active else "other messages of this session wait"
     return Conflict(
@@ -164,19 +169,19 @@ async def start_waiting(database: Database, plans: Plans) -> int:
     found = await database.fetch("sessions_with_waiting", _BATCH)
     for row in found:
         try:
-            await database.run_in_transaction(partial(_start_next, database, plans, row))
+            await database.run_in_transaction(partial(_start_next, plans, row))
         except Exception as error:
             log.error("message_waits", session_id=str(row["id"]), exc_info=error)
     return len(found)
 
 
-async def _start_next(database: Database, plans: Plans, row: Row, tx: Tx) -> None:
+async def _start_next(plans: Plans, row: Row, tx: Tx) -> None:
     session = await _lock(tx, row["tenant_id"], row["id"])
     message = await tx.row("next_message", row["id"])
     if message is None or await tx.value("active_run_of_session", row["id"]):
         return  # another process was faster
     version, plan = await plans.to_start(row["tenant_id"], session["agent"], None, tx)
-    await _begin(tx, database, session, message, version, plan)
+    await _begin(tx, session, message, version, plan)
 
 
 async def forget(database: Database, floor: UUID) -> None:
@@ -186,22 +191,23 @@ async def forget(database: Database, floor: UUID) -> None:
             pass
 
 
-async def memory(database: Database, row: Row, plan: Plan) -> list[tuple[str, Journal]]:
+async def memory(database: Database, run: ClaimedRun, plan: Plan) -> list[tuple[str, Journal]]:
     """Return the messages of the session before this run, oldest first, each with the journal of its run."""
-    if row["session_id"] is None:
+    if run.session_id is None or run.session_run is None:
         return []
-    before = await database.fetch("runs_before", row["session_id"], row["session_run"], _MEMORY, patience=NO_TIMEOUT)
-    entries = await database.fetch("journal_of", [run["id"] for run in before], patience=NO_TIMEOUT)
-    journals = {run["id"]: journal_for(run, plan) for run in before}
+    waiting = database.patiently(NO_TIMEOUT)
+    before = await sql.runs_before(waiting, session_id=run.session_id, session_run=run.session_run, most=_MEMORY)
+    entries = await sql.journal_of(waiting, run_ids=[each.id for each in before])
+    journals = {each.id: empty_journal(each, plan) for each in before}
     for entry in entries:
-        journals[entry["run_id"]].apply(entry_of(entry))
+        journals[entry.run_id].apply(entry_of(entry))
     # A run whose entries were dropped contributes nothing.
-    return [(message_of(run), journals[run["id"]]) for run in before if journals[run["id"]].seq > 0]
+    return [(message_of(each), journals[each.id]) for each in before if journals[each.id].seq > 0]
 
 
-def message_of(row: Row) -> str:
+def message_of(run: RunFacts) -> str:
     """Return the message for an agent's run, or the run's input if a workflow or a schedule started it."""
-    given = orjson.loads(row["input"] or "null")
+    given = orjson.loads(run.input or "null")
     if isinstance(given, dict) and isinstance(given.get("message"), str):
         return str(given["message"])
     return given if isinstance(given, str) else encode(given)

@@ -11,7 +11,8 @@ from interlock.definition.stored import kind_of, plan_of
 from interlock.engine.access import quotas
 from interlock.engine.access.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Conflict, Forbidden, NotFound, Unreadable
-from interlock.store.pool import Database, Row, Tx
+from interlock.ids import TenantId
+from interlock.store.pool import Database, Executor, Row, Tx
 from interlock.telemetry import log
 from interlock.tools import Registry, registry
 
@@ -29,7 +30,7 @@ async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) ->
     return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
 
 
-async def roll_back(tx: Tx, database: Database, principal: Principal, name: str, version: int) -> Row:
+async def roll_back(tx: Tx, principal: Principal, name: str, version: int) -> Row:
     """Return a new version with the content of an earlier one, or the newest if it has that content already."""
     await tx.value("lock_workflow_name", principal.tenant_id, name)
     row = await tx.row("get_workflow", principal.tenant_id, name, version)
@@ -46,7 +47,7 @@ async def roll_back(tx: Tx, database: Database, principal: Principal, name: str,
     assert newest is not None
     if newest["digest"] == row["digest"]:
         return newest
-    return await _add_version(tx, database, principal.tenant_id, principal.actor, plan)
+    return await _add_version(tx, principal.tenant_id, principal.actor, plan)
 
 
 async def _require_may_define(tx: Tx, principal: Principal, plan: Plan) -> None:
@@ -71,30 +72,30 @@ async def keep(tx: Tx, database: Database, principal: Principal, plan: Plan) -> 
     return row
 
 
-async def _publish(tx: Tx, database: Database, tenant: UUID, actor: str, plan: Plan) -> tuple[Row, bool]:
+async def _publish(tx: Tx, database: Database, tenant: TenantId, actor: str, plan: Plan) -> tuple[Row, bool]:
     await tx.value("lock_workflow_name", tenant, plan.name)
     if row := await tx.row("find_workflow_digest", tenant, plan.name, plan.digest):
         return row, False
     if plan.name.startswith(quotas.TOOL_CALLS):
-        await quotas.check_made_plans(tx, database, tenant)
+        await quotas.check_made_plans(tx, database.settings, tenant)
     newest = await tx.row("get_workflow", tenant, plan.name, None)
     if newest is not None and (is_now := kind_of(orjson.loads(newest["source"]))) != plan.kind:
         raise Conflict(
             f"{plan.name} is the name of a {is_now}; give the {plan.kind} another", code="WORKFLOW_NAME_TAKEN"
         )
-    return await _add_version(tx, database, tenant, actor, plan), True
+    return await _add_version(tx, tenant, actor, plan), True
 
 
-async def _add_version(tx: Tx, database: Database, tenant: UUID, actor: str, plan: Plan) -> Row:
+async def _add_version(tx: Tx, tenant: TenantId, actor: str, plan: Plan) -> Row:
     source = orjson.dumps(plan.source).decode()
-    row = await tx.row("add_workflow_version", database.clock(), tenant, plan.name, plan.digest, source, actor)
+    row = await tx.row("add_workflow_version", tenant, plan.name, plan.digest, source, actor)
     assert row is not None
     if await tx.row("set_workflow_cap", tenant, plan.name, plan.max_concurrency):
-        await tx.fetch("let_in", [tenant], [plan.name])
+        await tx.fetch("admit_blocked", [tenant], [plan.name])
     return row
 
 
-async def _read(tenant_id: UUID, row: Row) -> Plan:
+async def _read(tenant_id: TenantId, row: Row) -> Plan:
     """Return the plan, or raise Unreadable: another version of Interlock may have accepted its source."""
     try:
         if len(row["source"]) <= _LONG_SOURCE:
@@ -124,10 +125,10 @@ class Plans:
         self._published: dict[tuple[UUID, str], int] = {}
         self._reading: dict[tuple[UUID, str, int], asyncio.Task[Plan]] = {}
 
-    def known(self, tenant_id: UUID, name: str, version: int) -> Plan | None:
+    def known(self, tenant_id: TenantId, name: str, version: int) -> Plan | None:
         return self._plans.get((tenant_id, name, version))
 
-    def newest(self, tenant_id: UUID, name: str) -> tuple[int, Plan] | None:
+    def newest(self, tenant_id: TenantId, name: str) -> tuple[int, Plan] | None:
         """Return the newest version as of the last read, for a statement that checks that it still is."""
         if self._flows.current(name) is not None:
             return None  # this process starts its own version of the flow, even if others were published
@@ -135,16 +136,16 @@ class Plans:
         plan = self.known(tenant_id, name, version) if version is not None else None
         return (version, plan) if version is not None and plan is not None else None
 
-    async def get(self, tenant_id: UUID, name: str, version: int, tx: Tx | Database | None = None) -> Plan:
+    async def get(self, tenant_id: TenantId, name: str, version: int, tx: Executor | None = None) -> Plan:
         """Return the plan. A caller in a transaction passes `tx`: waiting for a second connection could deadlock."""
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version, tx))[1]
 
-    async def current(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
+    async def current(self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
         """Return the version asked for, else the flow's in this process, else the newest. Using a flow publishes it."""
         flow = self._flows.current(name) if version is None else None
         return await (self.find(tenant_id, name, version, tx) if flow is None else self.publish(tenant_id, flow.plan))
 
-    async def to_start(self, tenant_id: UUID, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
+    async def to_start(self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
         """Return a plan for a run that no caller waits for. An unreadable plan starts too, for a worker to handle."""
         try:
             return await self.current(tenant_id, name, version, tx)
@@ -152,7 +153,7 @@ class Plans:
             log.warning("workflow_unreadable", workflow=name, error=error.detail)
             return error.fields["version"], unread(name)
 
-    async def publish(self, tenant_id: UUID, plan: Plan) -> tuple[int, Plan]:
+    async def publish(self, tenant_id: TenantId, plan: Plan) -> tuple[int, Plan]:
         """Publish a plan that comes with the code, and return its version for this tenant."""
         known = self._published.get((tenant_id, plan.digest))
         if known is None:
@@ -162,13 +163,13 @@ class Plans:
             known = self._published[tenant_id, plan.digest] = row["version"]
         return known, plan
 
-    async def knows(self, tenant_id: UUID, name: str) -> bool:
+    async def knows(self, tenant_id: TenantId, name: str) -> bool:
         """Return whether a user published it, and not only the deployment."""
         row = await self._database.row("get_workflow", tenant_id, name, None)
         return row is not None and row["created_by"] != _DEPLOYMENT
 
     async def find(
-        self, tenant_id: UUID, name: str, version: int | None, tx: Tx | Database | None = None
+        self, tenant_id: TenantId, name: str, version: int | None, tx: Executor | None = None
     ) -> tuple[int, Plan]:
         """Return the version asked for, or the newest."""
         row = await (tx or self._database).row("get_workflow", tenant_id, name, version)
@@ -188,6 +189,6 @@ class Plans:
     async def _read(self, key: tuple[UUID, str, int], row: Row) -> Plan:
         """Make the plan once, for all callers that wait for it."""
         if (task := self._reading.get(key)) is None:
-            task = self._reading[key] = asyncio.create_task(_read(key[0], row))
+            task = self._reading[key] = asyncio.create_task(_read(TenantId(key[0]), row))
             task.add_done_callback(lambda _: self._reading.pop(key, None))
         return await asyncio.shield(task)

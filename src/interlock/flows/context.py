@@ -23,6 +23,7 @@ from interlock.flows.awaitables import (
     request_digest,
 )
 from interlock.flows.errors import FlowUsageError
+from interlock.ids import RunId, TenantId
 from interlock.lifecycle import Tier
 from interlock.telemetry import log
 
@@ -43,7 +44,7 @@ class FlowContext:
 
     __slots__ = ("_key", "_replay", "_retry", "_runs_on", "_timeout", "run_id", "tenant_id", "workflow")
 
-    def __init__(self, replay: "Replay", run_id: UUID, tenant_id: UUID, workflow: str) -> None:
+    def __init__(self, replay: "Replay", run_id: RunId, tenant_id: TenantId, workflow: str) -> None:
         self.run_id = run_id
         self.tenant_id = tenant_id
         self.workflow = workflow

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import orjson
 
@@ -23,6 +22,7 @@ from interlock.flows.awaitables import PendingGather, PendingStep, described
 from interlock.flows.context import FlowContext
 from interlock.flows.errors import FlowUsageError, NonDeterminismError, StepFailed, step_failed
 from interlock.flows.registry import RegisteredFlow
+from interlock.ids import TenantId
 from interlock.journal import FATAL, EntryType, FlowEnd, Journal, as_stored, read_back
 from interlock.lifecycle import RunReason, StepState
 from interlock.telemetry import log
@@ -83,7 +83,7 @@ class Replay:
         flow: RegisteredFlow,
         journal: Journal,
         *,
-        tenant_id: UUID,
+        tenant_id: TenantId,
         input: Any,
         actor: str,
         clock: Callable[[], datetime],
@@ -308,11 +308,11 @@ class Replay:
             error = self._left_over()
         if error is None:
             try:
-                self._journal.end = FlowEnd(self._encode(result))
+                self._journal.end_flow(FlowEnd(self._encode(result)))
                 return
             except (Terminal, TypeError, ValueError) as refused:
                 error = Terminal(f"what the flow returned cannot be kept: {refused}")
-        self._journal.end = _failed(error)
+        self._journal.end_flow(_failed(error))
 
     def _left_over(self) -> BaseException | None:
         if self._unawaited:

@@ -149,7 +149,7 @@ async def use_settings(database: Database, settings: Settings) -> None:
     async def work(tx: Tx) -> None:
         tenant = await tx.row("tenant_named", DEFAULT_TENANT)
         assert tenant is not None
-        await outbox.use_slack_channel(tx, database, tenant["id"], settings.slack_channel, "system:settings")
+        await outbox.use_slack_channel(tx, tenant["id"], settings.slack_channel, "system:settings")
 
     await database.run_in_transaction(work)
 

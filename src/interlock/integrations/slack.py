@@ -51,7 +51,7 @@ class SlackSender:
 
         It is rendered now, so it shows the current state independent of the message's event.
         """
-        approval = await self._database.row("card_of", self._database.clock(), message.subject_id)
+        approval = await self._database.row("card_of", message.subject_id)
         if approval is None:
             return
         is_open = approval["status"] == ApprovalState.REQUESTED

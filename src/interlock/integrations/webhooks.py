@@ -13,6 +13,7 @@ from interlock.engine.access import encryption
 from interlock.engine.ingress import url_guard
 from interlock.engine.outbox import LONGEST_WAIT, Delivered, OutboxMessage, Undelivered, webhook_id
 from interlock.errors import Terminal
+from interlock.ids import TargetId
 from interlock.settings import Settings, console_link
 from interlock.store.pool import Database, Row
 from interlock.timeouts import retry_after
@@ -60,7 +61,7 @@ class WebhookSender:
 
     def _signed(self, message: OutboxMessage, body: str) -> dict[str, str]:
         assert message.sealed is not None
-        place = encryption.place_of_webhook(message.tenant_id, message.destination_id)
+        place = encryption.place_of_webhook(message.tenant_id, TargetId(message.destination_id))
         return signed_headers(message, body, encryption.decrypt(self._settings, place, message.sealed, "its secret"))
 
     async def _post(

@@ -3,7 +3,7 @@
 from interlock.journal.advance import ENGINE, EventSubscription, InterruptInFlight, NextActions, Suspend, advance
 from interlock.journal.agent_loop import ModelReply, next_keys
 from interlock.journal.approval_request import ApprovalKind, ApprovalRequest, request_approval
-from interlock.journal.cause import DEADLINE, POLICY, Cause, cause_of_step, cause_of_word
+from interlock.journal.cause import DEADLINE, POLICY, Cause, cause_of_command, cause_of_step
 from interlock.journal.commands import TIMED_OUT, CommandType, RunCommand, apply_command
 from interlock.journal.compensation import RunOutcome, begin_compensation
 from interlock.journal.entry import Entry, EntryType
@@ -39,8 +39,8 @@ __all__ = [
     "apply_command",
     "as_stored",
     "begin_compensation",
+    "cause_of_command",
     "cause_of_step",
-    "cause_of_word",
     "encode",
     "final_release",
     "next_keys",

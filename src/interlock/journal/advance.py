@@ -18,17 +18,17 @@ from interlock.journal.agent_loop import plan_agent_steps
 from interlock.journal.approval_request import ApprovalKind, ApprovalRequest, request_approval
 from interlock.journal.compensation import RunOutcome, begin_compensation, compensation_outcome, next_undo
 from interlock.journal.journal import Journal, StepSnapshot, encode
-from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState
+from interlock.lifecycle import SETTLED_WELL, RunEvent, RunReason, RunState, StepEvent, StepState, fires
 
 ENGINE = "system:engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Nothing can move now. The run gives its lease back; `wake_at` is when time alone moves it."""
+    """Nothing can move now. The run gives its lease back; `resume_at` is when time alone moves it."""
 
     status: RunState
-    wake_at: datetime | None
+    resume_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class NextActions:
     start: list[StepSnapshot] = field(default_factory=list)
     # Started according to the journal; the run's current holder has them in flight or must start them again.
     resume: list[StepSnapshot] = field(default_factory=list)
-    ask: list[ApprovalRequest] = field(default_factory=list)
-    await_: list[EventSubscription] = field(default_factory=list)
+    approvals: list[ApprovalRequest] = field(default_factory=list)
+    subscriptions: list[EventSubscription] = field(default_factory=list)
     # Expressions that take too long here. The caller evaluates them and advances again; nothing else is decided before.
     elsewhere: list[Elsewhere] = field(default_factory=list)
     # None: steps are ready to start or are in flight.
@@ -152,7 +152,7 @@ def _open(journal: Journal, fold: StepSnapshot, found: NextActions) -> None:
         "fields": fields,
     }
     digest = sha256(orjson.dumps([str(journal.run_id), action], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    found.ask.append(
+    found.approvals.append(
         request_approval(
             journal, fold, StepEvent.OPEN, ApprovalKind.GATE, tier=gate.tier, two_person=gate.two_person,
             expires_in=gate.expires_in, summary=str(summary or ""), action=action, digest=digest,
@@ -182,7 +182,7 @@ def _await(journal: Journal, fold: StepSnapshot, now: datetime, found: NextActio
     if not isinstance(about, str) or not 0 < len(about) <= 500:
         raise ValueError(f"the correlation is {about!r}; it must be a number or a text of 1 to 500 characters")
     timeout_at = now + _span(event.timeout, journal) if event.timeout is not None else None
-    found.await_.append(EventSubscription(fold.step.key, event.type, about, timeout_at))
+    found.subscriptions.append(EventSubscription(fold.step.key, event.type, about, timeout_at))
     until = timeout_at.isoformat() if timeout_at is not None else None
     return {"awaits": {"event": event.type, "correlation": about, "timeout_at": until}}
 
@@ -213,7 +213,8 @@ def _verdict(journal: Journal, found: NextActions, now: datetime) -> Suspend | R
             fold.reason in (RunReason.REJECTED, RunReason.APPROVAL_EXPIRED) for fold in journal.steps.values()
         )
         completes = refused and journal.plan.on_reject == OnReject.COMPLETE
-        return RunOutcome(RunEvent.SUCCEED, RunReason.REJECTED if completes else RunReason.COMPLETED)
+        event = RunEvent(fires("step", StepEvent.SUCCEED, "run"))
+        return RunOutcome(event, RunReason.REJECTED if completes else RunReason.COMPLETED)
     if found.start or running:
         return None
     return _waiting(unsettled)
@@ -224,7 +225,8 @@ def _ending(journal: Journal) -> RunOutcome | None:
     failed, end = journal.failed, journal.end
     if failed is not None:
         reason = RunReason(failed.reason or RunReason.TERMINAL_ERROR)
-        return RunOutcome(RunEvent.FAIL, reason, {"step": failed.step.key, **(failed.last_error or {})})
+        event = RunEvent(fires("step", StepEvent.FAIL, "run"))
+        return RunOutcome(event, reason, {"step": failed.step.key, **(failed.last_error or {})})
     if end is not None:
         return RunOutcome(RunEvent.SUCCEED if end.error is None else RunEvent.FAIL, end.reason, end.error)
     return None

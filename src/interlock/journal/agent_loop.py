@@ -56,7 +56,7 @@ def plan_agent_steps(journal: Journal, agent: AgentPlan) -> None:
     last = asked[-1]
     if last.status == StepState.FAILED:
         reason = RunReason(last.reason or RunReason.TERMINAL_ERROR)
-        journal.end = FlowEnd(reason=reason, error={"step": last.step.key, **(last.last_error or {})})
+        journal.end_flow(FlowEnd(reason=reason, error={"step": last.step.key, **(last.last_error or {})}))
     if last.status != StepState.SUCCEEDED:
         return
     reply = ModelReply.of(last)
@@ -70,7 +70,7 @@ def plan_agent_steps(journal: Journal, agent: AgentPlan) -> None:
     if refused is not None and journal.plan.on_reject != OnReject.CONTINUE:
         _end_refused(journal, refused, reply)
     elif not reply.calls:
-        journal.end = FlowEnd(orjson.dumps({"text": reply.text, **reply.ending}).decode())
+        journal.end_flow(FlowEnd(orjson.dumps({"text": reply.text, **reply.ending}).decode()))
     elif (over := _over_limit(journal, agent, asked)) is not None:
         _end_over(journal, over)
     else:
@@ -139,14 +139,14 @@ def _end_refused(journal: Journal, refused: StepSnapshot, reply: ModelReply) -> 
     reason = RunReason(refused.reason or RunReason.REJECTED)
     error = {"step": refused.step.key, **(refused.last_error or {})}
     if refused.status == StepState.FAILED:
-        journal.end = FlowEnd(reason=reason, error=error)
+        journal.end_flow(FlowEnd(reason=reason, error=error))
         return
     result = {"text": reply.text, "rejected": error}
-    journal.end = FlowEnd(orjson.dumps(result).decode(), reason)
+    journal.end_flow(FlowEnd(orjson.dumps(result).decode(), reason))
 
 
 def _end_over(journal: Journal, over: str) -> None:
-    journal.end = FlowEnd(reason=RunReason.CAP_EXCEEDED, error={"type": "CapExceeded", "message": over})
+    journal.end_flow(FlowEnd(reason=RunReason.CAP_EXCEEDED, error={"type": "CapExceeded", "message": over}))
 
 
 def _over_limit(journal: Journal, agent: AgentPlan, asked: list[StepSnapshot]) -> str | None:

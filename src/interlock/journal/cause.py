@@ -33,7 +33,7 @@ def cause_of_step(event: str | None, from_state: str | None, actor: str, data: M
     return None
 
 
-def cause_of_word(actor: str, data: Mapping[str, Any], *, requested_by: str) -> Cause:
+def cause_of_command(actor: str, data: Mapping[str, Any], *, requested_by: str) -> Cause:
     """Return what made a run move when a worker will apply the command to it."""
     if "decision" in data:
         return {"by": actor, "approval": decided(actor, {**data, "requested_by": requested_by})}

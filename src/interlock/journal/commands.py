@@ -12,7 +12,17 @@ from interlock.journal.compensation import RunOutcome, begin_compensation
 from interlock.journal.entry import EntryType
 from interlock.journal.journal import Journal, StepSnapshot
 from interlock.journal.output import NO_OUTPUT
-from interlock.lifecycle import ApprovalState, RunEvent, RunReason, RunState, StepEvent, StepState, Term
+from interlock.lifecycle import (
+    ApprovalEvent,
+    ApprovalState,
+    RunEvent,
+    RunReason,
+    RunState,
+    StepEvent,
+    StepState,
+    Term,
+    fires,
+)
 
 TIMED_OUT = RunOutcome(RunEvent.FAIL, RunReason.TIMED_OUT, {"type": "TimedOut", "message": "the run's deadline passed"})
 
@@ -67,7 +77,8 @@ def _decide(journal: Journal, word: RunCommand, in_flight: bool) -> None:
     # a skipped one would report the effect as undone.
     fails = journal.plan.on_reject == OnReject.FAIL or fold.in_doubt or fold.step.undoes is not None
     target = StepState.FAILED if fails else StepState.SKIPPED
-    journal.move_step(fold, StepEvent.REFUSE, to=target, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=data)
+    fired = StepEvent(fires("approval", ApprovalEvent.EXPIRE if expired else ApprovalEvent.REJECT, "step"))
+    journal.move_step(fold, fired, to=target, actor=word.actor, type=EntryType.APPROVAL_RESOLVED, data=data)
     if journal.plan.on_reject == OnReject.COMPLETE and not fails:
         # No other step runs: steps that have not started are skipped, and the run succeeds.
         for other in list(journal.open_steps()):
@@ -94,11 +105,11 @@ def _allow(journal: Journal, fold: StepSnapshot, word: RunCommand) -> None:
     """Pass a gate, schedule a held action again, or resolve an effect in doubt as the person says."""
     resolved: dict[str, Any] = {"actor": word.actor, "type": EntryType.APPROVAL_RESOLVED, "data": word.data}
     if fold.step.kind == StepKind.APPROVAL:
-        journal.move_step(fold, StepEvent.GRANT, **resolved)
+        journal.move_step(fold, StepEvent(fires("approval", ApprovalEvent.APPROVE, "gate")), **resolved)
     elif word.data.get("outcome") == "happened":
         journal.move_step(fold, StepEvent.GRANT, output=word.data.get("output") or NO_OUTPUT, **resolved)
     else:
-        journal.move_step(fold, StepEvent.RELEASE, **resolved)
+        journal.move_step(fold, StepEvent(fires("approval", ApprovalEvent.APPROVE, "step")), **resolved)
 
 
 def _cancel(journal: Journal, word: RunCommand, in_flight: bool) -> None:

@@ -11,13 +11,13 @@ from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
-from uuid import UUID
 
 import orjson
 
 from interlock.definition.expression import Scope
 from interlock.definition.flow import declared_step
 from interlock.definition.plan import Plan, PlanStep
+from interlock.ids import RunId
 from interlock.journal.cause import DEADLINE, Cause, cause_of_step
 from interlock.journal.entry import Entry, EntryType
 from interlock.journal.output import NO_OUTPUT, read_back
@@ -115,11 +115,13 @@ class StepSnapshot:
 
 class Journal:
     __slots__ = (
+        "_end",
         "_first_open",
         "_in_order",
+        "_seq",
+        "_status",
         "asked",
         "behind",
-        "end",
         "ending",
         "failed",
         "moves",
@@ -130,8 +132,6 @@ class Journal:
         "restored",
         "run_id",
         "scope",
-        "seq",
-        "status",
         "steps",
         "undos",
         "unsaved",
@@ -140,13 +140,13 @@ class Journal:
     )
 
     def __init__(
-        self, run_id: UUID, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any],
+        self, run_id: RunId, plan: Plan, *, input: Any, trigger: Any, run: dict[str, Any],
         requested_by: str | None = None,
     ) -> None:  # fmt: skip
         self.run_id = run_id
         self.plan = plan
         self.requested_by = requested_by
-        self.status = RUN.initial
+        self._status = RUN.initial
         self.reason: RunReason | None = None
         self.asked = RunReason.CANCELED_BY_USER
         self.failed: StepSnapshot | None = None
@@ -155,7 +155,7 @@ class Journal:
         # What ended the last wait since the run's last move, or why it stopped or failed if it is `canceling`.
         self.news: Cause | None = None
         self.behind: Cause | None = None
-        self.seq = 0
+        self._seq = 0
         # When its last entry was committed.
         self.updated_at: datetime | None = None
         # The run's transitions since it was created.
@@ -168,12 +168,34 @@ class Journal:
         self.restored: dict[str, Any] | None = (trigger or {}).get("restored")
         self.unsaved: list[Entry] = []
         # For a flow: how it ended, and the values (time, random, id) that it received, by place.
-        self.end: FlowEnd | None = None
+        self._end: FlowEnd | None = None
         self.values: dict[str, tuple[str, Any]] = {}
         self._first_open = 0
         self._in_order = list(self.steps.values())
 
+    @property
+    def seq(self) -> int:
+        """The number of the last entry."""
+        return self._seq
+
+    @property
+    def status(self) -> RunState:
+        return self._status
+
+    @property
+    def end(self) -> FlowEnd | None:
+        """How the flow or the agent's loop ended, once its code has said so."""
+        return self._end
+
     # ------------------------------------------------------------ writing
+
+    def at(self, status: RunState, seq: int) -> "Journal":
+        """Return this journal as it is after entries that are known without reading them."""
+        self._status, self._seq = status, seq
+        return self
+
+    def end_flow(self, end: FlowEnd) -> None:
+        self._end = end
 
     def create(self, *, actor: str, data: dict[str, Any]) -> Entry:
         return self.add(
@@ -271,9 +293,19 @@ class Journal:
         )
 
     def note(
-        self, type: EntryType, *, actor: str, step: str | None = None, data: dict[str, Any] | None = None
-    ) -> Entry:
-        return self.add(Entry(self.seq + 1, type, actor, step, data=data))
+        self, type: EntryType, *, actor: str, step: str | None = None, attempt: int | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> Entry:  # fmt: skip
+        return self.add(Entry(self.seq + 1, type, actor, step, attempt=attempt, data=data))
+
+    def add_start(self, fold: StepSnapshot, *, actor: str, data: dict[str, Any]) -> Entry:
+        """Add the start entry of a step that `begin` has started."""
+        return self.add(
+            Entry(
+                self.seq + 1, EntryType.STEP_TRANSITION, actor, fold.step.key, STEP.initial, StepEvent.CLAIM, fold.status,
+                fold.attempt, self.declaring(fold, data),
+            )
+        )  # fmt: skip
 
     def declare(self, step: PlanStep, said: dict[str, Any] | None = None) -> StepSnapshot:
         """Declare a step that a flow or an agent asks for. `said` is what the journal does not know about it yet."""
@@ -312,7 +344,7 @@ class Journal:
         return self
 
     def apply(self, entry: Entry) -> None:
-        self.seq = entry.seq
+        self._seq = entry.seq
         self.updated_at = entry.at
         if entry.to_state is None:
             self._apply_note(entry)
@@ -343,7 +375,7 @@ class Journal:
         fold.asked_demand = _demand(data)
 
     def _apply_to_run(self, entry: Entry, status: RunState) -> None:
-        self.status = status
+        self._status = status
         self.news = None
         if entry.from_state is not None:
             self.moves.append(entry)
@@ -351,19 +383,21 @@ class Journal:
             self.behind = (entry.data or {}).get("cause") or {"by": entry.actor}
         if entry.event == RunEvent.COMPENSATE:
             self.ending = (entry.data or {})["ending"]
-            self._cancel_unsettled(self.steps.values(), entry.at)
-        elif self.status == RunState.CANCELING:
+            self._cancel_unsettled(RunEvent.COMPENSATE, self.steps.values(), entry.at)
+        elif self._status == RunState.CANCELING:
             self.asked = RunReason((entry.data or {})["asked"])
-        if self.status in RUN.terminal:
+        if self._status in RUN.terminal:
             self.reason = RunReason((entry.data or {})["reason"])
-            if entry.event and fired_by("run", RunEvent(entry.event), "step"):
-                self._cancel_unsettled(chain(self.steps.values(), self.undos.values()), entry.at)
+            self._cancel_unsettled(
+                RunEvent(entry.event or ""), chain(self.steps.values(), self.undos.values()), entry.at
+            )
 
-    def _cancel_unsettled(self, folds: Iterable[StepSnapshot], at: datetime | None) -> None:
-        for fold in folds:
-            if fold.status not in STEP.terminal:
-                fold.status = STEP.move(fold.status, StepEvent.CANCEL)
-                fold.completed_at = at
+    def _cancel_unsettled(self, event: RunEvent, steps: Iterable[StepSnapshot], at: datetime | None) -> None:
+        fired = fired_by("run", event, "step")
+        for step in steps if fired is not None else ():
+            if step.status not in STEP.terminal:
+                step.status = STEP.move(step.status, StepEvent(str(fired)))
+                step.completed_at = at
 
     def _apply_to_step(self, fold: StepSnapshot, entry: Entry, status: StepState) -> None:
         data = entry.data or {}

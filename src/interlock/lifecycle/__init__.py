@@ -5,7 +5,7 @@ tables (`render.py`); nothing else in the package spells out a state list.
 """
 
 from interlock.lifecycle.approval import APPROVAL, ApprovalEvent, ApprovalState, Tier
-from interlock.lifecycle.couplings import COUPLINGS, fired_by
+from interlock.lifecycle.couplings import COUPLINGS, fired_by, fires
 from interlock.lifecycle.idempotency import IDEMPOTENCY, IdempotencyEvent, IdempotencyState
 from interlock.lifecycle.job import JOB, JobEvent, JobState
 from interlock.lifecycle.machine import Machine, Term, Transition
@@ -48,4 +48,5 @@ __all__ = [
     "WorkerEvent",
     "WorkerState",
     "fired_by",
+    "fires",
 ]

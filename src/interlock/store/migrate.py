@@ -1,4 +1,8 @@
-"""Migrations: forward only, one transaction each, under one lock, so that any number of processes may start at once."""
+"""Migrations: forward only, one transaction each, under one lock, so that any number of processes may start at once.
+
+Functions and triggers are not in migrations but in `functions/` and `triggers.sql`: each migrate replaces them all if one
+of them changed.
+"""
 
 import asyncio
 import hashlib
@@ -13,10 +17,10 @@ import asyncpg
 from interlock.errors import Conflict, Unavailable
 from interlock.ids import floor_of
 from interlock.store.pool import Database, retrying
+from interlock.store.queries import in_schema
 from interlock.telemetry import log
 from interlock.timeouts import wait_for_event
 
-_LOCK = 0x1B7E510C
 _OLDEST_SERVER = 15
 
 
@@ -27,7 +31,11 @@ class Migration:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return _sha256(self.text)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def migrations() -> list[Migration]:
@@ -36,49 +44,95 @@ def migrations() -> list[Migration]:
     return [Migration(p.name.removesuffix(".sql"), p.read_text(encoding="utf-8")) for p in paths]
 
 
+def functions() -> str:
+    """Return the statements that replace all functions and triggers."""
+    store = files("interlock.store")
+    paths = sorted((p for p in store.joinpath("functions").iterdir() if p.name.endswith(".sql")), key=lambda p: p.name)
+    return "\n".join(p.read_text(encoding="utf-8") for p in [*paths, store.joinpath("triggers.sql")])
+
+
 async def migrate(database: Database) -> list[str]:
     """Apply the pending migrations and return their names."""
+
+    schema = database.settings.database_schema
 
     async def attempt() -> list[str]:
         async with database.without_timeouts() as connection:
             _check_version(connection.get_server_version())
-            return await _migrate(connection)
+            return await _migrate(connection, schema)
 
     return await retrying(attempt, database.settings.database_patience_seconds)
 
 
-async def _migrate(connection: Any) -> list[str]:
+async def _migrate(connection: Any, schema: str) -> list[str]:
     applied_now: list[str] = []
     while True:
         async with connection.transaction():
             # Another process may take minutes over a long migration; wait for it, not for lock_timeout.
             await connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-            pending = await _pending(connection)
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"{schema}.migration")
+            await _create_schema(connection, schema)
+            pending = await _pending(connection, schema)
             if not pending:
-                await ensure_partitions(connection)
+                await _replace_functions(connection, schema)
+                await ensure_partitions(connection, schema)
                 return applied_now
-            await connection.execute(pending[0].text)
+            await connection.execute(in_schema(pending[0].text, schema))
             await connection.execute(
-                "INSERT INTO migration (name, digest, applied_at) VALUES ($1, $2, now())",
+                in_schema("INSERT INTO interlock.migration (name, digest, applied_at) VALUES ($1, $2, now())", schema),
                 pending[0].name,
                 pending[0].digest,
             )
             applied_now.append(pending[0].name)
 
 
-async def _pending(connection: Any) -> list[Migration]:
+async def _create_schema(connection: Any, schema: str) -> None:
+    # Not IF NOT EXISTS, which needs the right to create a schema even if it exists.
+    if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
+        await connection.execute(f"CREATE SCHEMA {schema}")
     await connection.execute(
-        "CREATE TABLE IF NOT EXISTS migration"
-        " (name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL)"
+        in_schema(
+            "CREATE TABLE IF NOT EXISTS interlock.migration"
+            " (name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL)",
+            schema,
+        )
     )
-    applied = {r["name"]: r["digest"] for r in await connection.fetch("SELECT name, digest FROM migration")}
+
+
+async def _pending(connection: Any, schema: str) -> list[Migration]:
+    query = in_schema("SELECT name, digest FROM interlock.migration", schema)
+    applied = {r["name"]: r["digest"] for r in await connection.fetch(query)}
+    applied.pop(_FUNCTIONS, None)
     _refuse_unknown(applied)
     known = migrations()
     for migration in known:
         if applied.get(migration.name, migration.digest) != migration.digest:
             raise Conflict(f"migration {migration.name} was changed after it was applied", code="MIGRATION_CHANGED")
     return [m for m in known if m.name not in applied]
+
+
+# The row of the functions and triggers beside those of the migrations.
+_FUNCTIONS = "functions"
+
+
+async def _replace_functions(connection: Any, schema: str) -> None:
+    text = functions()
+    digest = _sha256(text)
+    query = in_schema("SELECT digest FROM interlock.migration WHERE name = $1", schema)
+    if await connection.fetchval(query, _FUNCTIONS) == digest:
+        return
+    # The functions call each other, so their bodies are checked when they are first called.
+    await connection.execute("SET LOCAL check_function_bodies = off")
+    await connection.execute(in_schema(text, schema))
+    await connection.execute(
+        in_schema(
+            "INSERT INTO interlock.migration (name, digest, applied_at) VALUES ($1, $2, now())"
+            " ON CONFLICT (name) DO UPDATE SET digest = excluded.digest, applied_at = excluded.applied_at",
+            schema,
+        ),
+        _FUNCTIONS,
+        digest,
+    )
 
 
 def _refuse_unknown(applied: Iterable[str]) -> None:
@@ -93,29 +147,41 @@ def _refuse_unknown(applied: Iterable[str]) -> None:
 
 # For a large table, PostgreSQL's estimate, which takes no time; for a small one, which may lack an estimate, a count.
 _ABOUT_SO_MANY_RUNS = """
-    SELECT greatest(reltuples, (SELECT count(*) FROM (SELECT FROM run LIMIT 10000) AS few))::bigint
-      FROM pg_class WHERE oid = 'run'::regclass"""
+    SELECT greatest(reltuples, (SELECT count(*) FROM (SELECT FROM interlock.run LIMIT 10000) AS few))::bigint
+      FROM pg_class WHERE oid = 'interlock.run'::regclass"""
 
 
 async def status(database: Database) -> dict[str, Any]:
+    schema = database.settings.database_schema
     async with database.connection() as connection:
         _check_version(connection.get_server_version())
         try:
-            rows = await connection.fetch("SELECT name FROM migration ORDER BY name")
-        except asyncpg.UndefinedTableError:
-            rows = []
-        applied = [r["name"] for r in rows]
-        has_runs = await connection.fetchval("SELECT to_regclass('run') IS NOT NULL")
+            query = in_schema("SELECT name, digest FROM interlock.migration ORDER BY name", schema)
+            applied = {r["name"]: r["digest"] for r in await connection.fetch(query)}
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            applied = {}
+        pending = [m.name for m in migrations() if m.name not in applied]
+        if applied.pop(_FUNCTIONS, None) != _sha256(functions()):
+            pending.append(_FUNCTIONS)
+        has_runs = await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.run")
         return {
             "server_version": await connection.fetchval("SHOW server_version"),
-            "applied": applied,
-            "pending": [m.name for m in migrations() if m.name not in applied],
+            "schema": schema,
+            "applied": list(applied),
+            "pending": pending,
             "size_bytes": await connection.fetchval("SELECT pg_database_size(current_database())"),
-            "runs": await connection.fetchval(_ABOUT_SO_MANY_RUNS) if has_runs else 0,
+            "runs": await connection.fetchval(in_schema(_ABOUT_SO_MANY_RUNS, schema)) if has_runs else 0,
         }
 
 
-async def ensure_partitions(connection: Any, at: datetime | None = None) -> None:
+_MONTHS = """
+    SELECT child.relname AS name FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
+     WHERE inhparent = 'interlock.journal_entry'::regclass
+    UNION ALL
+    SELECT name FROM interlock.journal_month WHERE detached_at IS NOT NULL"""
+
+
+async def ensure_partitions(connection: Any, schema: str, at: datetime | None = None) -> None:
     """Create the journal's months (last, current and two more), so that no entry goes to the default partition.
 
     The current month is that of the database's clock, not of this process's.
@@ -123,26 +189,23 @@ async def ensure_partitions(connection: Any, at: datetime | None = None) -> None
     now = at or await connection.fetchval("SELECT now()")
     existing = {
         r["name"]
-        for r in await connection.fetch("""
-        SELECT child.relname AS name FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-         WHERE inhparent = 'entry'::regclass
-        UNION ALL
-        SELECT name FROM journal_month WHERE detached_at IS NOT NULL""")
+        for r in await connection.fetch(in_schema(_MONTHS, schema))
     }
     for ahead in range(-1, 3):
         begin = _month(now, ahead)
-        name = f"entry_{begin:%Y%m}"
+        name = f"journal_entry_{begin:%Y%m}"
         if name in existing:
             continue
         low, high = floor_of(begin), floor_of(_month(now, ahead + 1))
         try:
             # Both or neither: the journal's trigger that refuses TRUNCATE does not fire for a single partition.
             async with connection.transaction():
-                await connection.execute(
-                    f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF entry FOR VALUES FROM ('{low}') TO ('{high}');"
-                    f"CREATE OR REPLACE TRIGGER entry_keep BEFORE TRUNCATE ON {name} FOR EACH STATEMENT"
-                    " EXECUTE FUNCTION refuse_rewrite()"
-                )
+                month = f"""
+                    CREATE TABLE IF NOT EXISTS interlock.{name} PARTITION OF interlock.journal_entry
+                      FOR VALUES FROM ('{low}') TO ('{high}');
+                    CREATE OR REPLACE TRIGGER journal_entry_keep BEFORE TRUNCATE ON interlock.{name} FOR EACH STATEMENT
+                      EXECUTE FUNCTION interlock.refuse_rewrite()"""
+                await connection.execute(in_schema(month, schema))
         except asyncpg.CheckViolationError:
             # A machine with a fast clock wrote entries of that month into the default partition, and they cannot be
             # moved. The whole month goes there, and stays when other months are dropped.

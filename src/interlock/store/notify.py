@@ -11,19 +11,26 @@ from typing import Any
 
 import asyncpg
 
+from interlock.settings import Settings
 from interlock.store.pool import TRANSIENT, Database, backoff, behind_pooler, connect, connection_options
 from interlock.telemetry import log
 from interlock.timeouts import wait_for_event
 
-READY = "interlock_ready"
-RUN = "interlock_run"
-INBOX = "interlock_inbox"
-POLICY = "interlock_policy"
-OUTBOX = "interlock_outbox"
-KEYS = "interlock_keys"
-WORKER = "interlock_worker"
+# The channels. The database's name of a channel begins with the schema, because all schemas share its channels.
+READY = "ready"
+RUN = "run"
+RUN_COMMAND = "run_command"
+POLICY = "policy"
+OUTBOX = "outbox"
+KEYS = "keys"
+WORKER = "worker"
 
 Handler = Callable[[str], None]
+
+
+def channel_name(settings: Settings, channel: str) -> str:
+    """Return the database's name of a channel."""
+    return f"{settings.database_schema}.{channel}"
 
 
 class Listener:
@@ -104,7 +111,8 @@ class _Ear:
 
     async def _begin(self, connection: Any, listener: Listener) -> None:
         for channel in listener.handlers:
-            await connection.add_listener(channel, self._on_news)  # asyncpg does not add a listener twice
+            # asyncpg does not add a listener twice.
+            await connection.add_listener(channel_name(self._database.settings, channel), self._on_news)
         if listener not in self._listeners:
             return  # stopped in the meantime
         for handler in listener.handlers.values():
@@ -112,8 +120,9 @@ class _Ear:
         listener.listening.set()
 
     def _on_news(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
+        name = channel.removeprefix(channel_name(self._database.settings, ""))
         for listener in list(self._listeners):
-            if (handler := listener.handlers.get(channel)) is not None:
+            if (handler := listener.handlers.get(name)) is not None:
                 handler(payload)
 
 

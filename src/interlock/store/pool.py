@@ -22,7 +22,8 @@ import asyncpg
 from interlock import clock
 from interlock.errors import Invalid, Unavailable
 from interlock.settings import Settings
-from interlock.store.queries import SQL
+from interlock.store.queries import statements_in
+from interlock.store.session import DatabaseClock, server_time, session_class
 from interlock.telemetry import log, metrics
 
 T = TypeVar("T")
@@ -98,14 +99,18 @@ UNSTORABLE: tuple[type[Exception], ...] = (
 )
 
 
-class DatabaseClock(Protocol):
-    """Returns the time of a statement. None means the database's own time; tests pass a clock that they can move."""
+class Executor(Protocol):
+    """Executes named statements: a transaction, or the database, where each statement is a transaction of its own."""
 
-    def __call__(self) -> datetime | None: ...
+    async def fetch(self, name: str, *args: Any) -> list[Any]: ...
 
+    async def row(self, name: str, *args: Any) -> Any: ...
 
-def database_time() -> datetime | None:
-    return None
+    async def one(self, name: str, *args: Any) -> Any: ...
+
+    async def value(self, name: str, *args: Any) -> Any: ...
+
+    def on_commit(self, tell: Callable[[], None]) -> None: ...
 
 
 class Tx:
@@ -118,15 +123,18 @@ class Tx:
         self._on_commit: list[Callable[[], None]] = []
 
     async def fetch(self, name: str, *args: Any) -> list[Row]:
-        rows: list[Row] = await self.connection.fetch(SQL[name], *args)
+        rows: list[Row] = await self.connection.fetch(self.connection.statements[name], *args)
         return rows
 
     async def row(self, name: str, *args: Any) -> Row | None:
-        found: Row | None = await self.connection.fetchrow(SQL[name], *args)
+        found: Row | None = await self.connection.fetchrow(self.connection.statements[name], *args)
         return found
 
+    async def one(self, name: str, *args: Any) -> Row:
+        return expected(name, await self.row(name, *args))
+
     async def value(self, name: str, *args: Any) -> Any:
-        return await self.connection.fetchval(SQL[name], *args)
+        return await self.connection.fetchval(self.connection.statements[name], *args)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -277,7 +285,7 @@ class _Use:
 
 class Database:
     def __init__(
-        self, url: str, settings: Settings, *, clock: DatabaseClock = database_time, size: int | None = None
+        self, url: str, settings: Settings, *, clock: DatabaseClock = server_time, size: int | None = None
     ) -> None:
         self.url = url
         self.clock = clock
@@ -385,15 +393,53 @@ class Database:
         found: Row | None = await self._single("fetchrow", name, args, patience)
         return found
 
+    async def one(self, name: str, *args: Any, patience: float | None = None) -> Row:
+        return expected(name, await self.row(name, *args, patience=patience))
+
     async def value(self, name: str, *args: Any, patience: float | None = None) -> Any:
         return await self._single("fetchval", name, args, patience)
+
+    def patiently(self, seconds: float) -> "Patient":
+        """Return an executor that retries for this long while the database is unavailable."""
+        return Patient(self, seconds)
 
     async def _single(self, method: str, name: str, args: tuple[Any, ...], patience: float | None) -> Any:
         async def attempt() -> Any:
             async with self.connection() as connection:
-                return await getattr(connection, method)(SQL[name], *args)
+                return await getattr(connection, method)(connection.statements[name], *args)
 
         return await retrying(attempt, patience or self.settings.database_patience_seconds)
+
+
+class Patient:
+    """Executes statements like the database, with another time limit for retries."""
+
+    __slots__ = ("_database", "_seconds")
+
+    def __init__(self, database: Database, seconds: float) -> None:
+        self._database, self._seconds = database, seconds
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        return await self._database.fetch(name, *args, patience=self._seconds)
+
+    async def row(self, name: str, *args: Any) -> Any:
+        return await self._database.row(name, *args, patience=self._seconds)
+
+    async def one(self, name: str, *args: Any) -> Any:
+        return await self._database.one(name, *args, patience=self._seconds)
+
+    async def value(self, name: str, *args: Any) -> Any:
+        return await self._database.value(name, *args, patience=self._seconds)
+
+    def on_commit(self, tell: Callable[[], None]) -> None:
+        tell()
+
+
+def expected(name: str, row: Row | None) -> Row:
+    """Return the row of a statement that always returns one."""
+    if row is None:
+        raise LookupError(f"statement {name} returned no row")
+    return row
 
 
 async def _compare_clocks(connection: Any) -> None:
@@ -430,9 +476,10 @@ async def connect(options: dict[str, Any]) -> Any:
 
 async def _connect(options: dict[str, Any], host: str) -> Any:
     try:
-        connection = await asyncpg.connect(**options | {"dsn": host})
+        connection = await asyncpg.connect(**{k: v for k, v in options.items() if k != "schema"} | {"dsn": host})
     except _CANNOT_SERVE as error:
         raise ConnectionError(f"the database cannot serve a connection now: {error}") from error
+    connection.statements = statements_in(options["schema"])
     _answered[options["dsn"]] = host
     _notice_silence(connection, options.get("command_timeout"))
     return connection
@@ -479,6 +526,8 @@ def connection_options(database: Database) -> dict[str, Any]:
     settings = database.settings
     options: dict[str, Any] = {
         "dsn": database.url,
+        "schema": settings.database_schema,
+        "connection_class": session_class(database.clock),
         "timeout": 10,
         "command_timeout": settings.statement_timeout_seconds + 5,
     }

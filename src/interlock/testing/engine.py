@@ -22,9 +22,9 @@ from interlock.engine.approvals import approvals
 from interlock.engine.ingress import external_events
 from interlock.engine.policies import Policies
 from interlock.engine.queueing import leases, sweeps
-from interlock.engine.runs import child_runs, runs
-from interlock.engine.writing.run_commands import read_journal
-from interlock.ids import uuid7
+from interlock.engine.runs import run_signals, runs
+from interlock.engine.writing.load import load_journal
+from interlock.ids import ApprovalId, RunId, uuid7
 from interlock.journal import encode
 from interlock.policy.policy import check_policy
 from interlock.settings import Settings
@@ -48,8 +48,8 @@ def _shared() -> Scratch:
 
 async def sweep(database: Database, plans: workflows.Plans) -> int:
     """Run every background task of a process once, at the clock's time. Return how much there was to do."""
-    woken = await sweeps.wake_due(database)
-    delivered = await child_runs.deliver(database, plans)
+    woken = await sweeps.resume_due(database)
+    delivered = await run_signals.deliver(database, plans)
     return woken + delivered + await sweeps.enforce_deadlines(database, plans)
 
 
@@ -115,7 +115,7 @@ class Engine:
         said = _text(text)
         digest = check_policy(said, self._policies.facts())
         await self.database.run_in_transaction(
-            lambda tx: policies.publish(tx, self.database, self._admin, said, digest)
+            lambda tx: policies.publish(tx, self._admin, said, digest)
         )
         self._policies.forget("")
         self._worker.policies.forget("")
@@ -148,7 +148,7 @@ class Engine:
         """Return a person with a key. The same name is the same person."""
         if name not in self._people:
             _, key = await self.database.run_in_transaction(
-                lambda tx: tenants.add_key(tx, self.database, self._admin.tenant_id, name, Role(role), groups=groups)
+                lambda tx: tenants.add_key(tx, self._admin.tenant_id, name, Role(role), groups=groups)
             )
             self._people[name] = await tenants.authenticate(self.database, key)
         return self._people[name]
@@ -168,15 +168,15 @@ class Engine:
         who = by or self.tester
         new = await runs.prepare(self._plans, who, workflow, version=version, input=input or {})
         if runs.starts_in_queue(new.plan):
-            await runs.start_many(self.database, self.database, who, [new])
+            await runs.start_many(self.database, who, [new])
         else:
-            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, self.database, who, new))
+            await self.database.run_in_transaction(lambda tx: runs.start_waiting(tx, who, new))
         return await self.look(new.id)
 
     async def run_to_idle(self) -> None:
         """Execute until every run has ended or waits: for a person, an event, or a later time."""
         for _ in range(_MOST_ROUNDS):
-            await leases.heartbeat(self.database, self.database.clock(), self._worker.me)
+            await leases.heartbeat(self.database, self._worker.me)
             moved = await sweep(self.database, self._plans)
             moved += await self._worker.drain_queue()
             self._guard.check()
@@ -197,15 +197,15 @@ class Engine:
         """
         new = external_events.NewEvent(str(uuid7()), type, str(correlation), encode({} if payload is None else payload))
         row = await self.database.run_in_transaction(
-            lambda tx: external_events.send(tx, self.database, self._plans, self.tester, new)
+            lambda tx: external_events.send(tx, self.database.settings, self._plans, self.tester, new)
         )
         await self.run_to_idle()
-        return row["run_id"] is not None
+        return row.run_id is not None
 
     async def cancel(self, run: Run | str, *, reason: str | None = None) -> Run:
         run_id = _id(run)
         await self.database.run_in_transaction(
-            lambda tx: runs.cancel(tx, self.database, self._plans, self._admin, run_id, reason=reason)
+            lambda tx: runs.cancel(tx, self._plans, self._admin, RunId(run_id), reason=reason)
         )
         await self.run_to_idle()
         return await self.look(run_id)
@@ -253,7 +253,7 @@ class Engine:
 
             async def vote(tx: Tx, who: Principal = who, said: str | None = said) -> None:
                 await approvals.decide(
-                    tx, self.database, self._plans, who, UUID(question.id), approves=approves, reason=said,
+                    tx, self._plans, who, ApprovalId(UUID(question.id)), approves=approves, reason=said,
                     digest=question.action.digest,
                 )  # fmt: skip
 
@@ -263,8 +263,8 @@ class Engine:
 
     async def look(self, run: Run | str | UUID) -> Run:
         """Return the run as it is now, with its steps."""
-        row = await runs.get(self.database, self._admin, _id(run))
-        journal = await read_journal(self.database, self._plans, row)
+        row = await runs.get(self.database, self._admin, RunId(_id(run)))
+        journal = await load_journal(self.database, self._plans, row)
         return Run.model_validate(orjson.loads(dump(run_view(row, journal, self._policies.hidden))))
 
     async def approvals(self, run: Run | str | None = None, *, status: str = "requested") -> list[Approval]:
@@ -294,7 +294,7 @@ def _text(given: str | Path) -> str:
     return given.read_text(encoding="utf-8") if isinstance(given, Path) else given
 
 
-def _id(run: Run | str | UUID) -> UUID:
+def _id(run: Run | str | UUID) -> RunId:
     with contextlib.suppress(ValueError):
-        return run if isinstance(run, UUID) else UUID(run.id if isinstance(run, Run) else run)
+        return RunId(run) if isinstance(run, UUID) else RunId(UUID(run.id if isinstance(run, Run) else run))
     raise LookupError(f"{run!r} is no run and no id of one")

@@ -18,6 +18,11 @@ from interlock.store.pool import Database
 
 TEMPLATE = "interlock_template"
 _ROOM = 4 << 30
+# The time of a clock that a test moves, see `store/session.py`; without one, the server's.
+_MOVABLE_NOW = """
+    CREATE OR REPLACE FUNCTION interlock.now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
+      SELECT coalesce(nullif(current_setting('interlock.now', true), '')::timestamptz, pg_catalog.now())
+    $$"""
 
 
 def _fast_place() -> str | None:
@@ -58,6 +63,7 @@ class Scratch:
         database = await Database(url, Settings(), size=1).open()
         await migrate(database)
         await database.close()
+        await self.administer(_MOVABLE_NOW, url=url)
 
     async def fresh(self) -> str:
         """Return the URL of a database for the caller's exclusive use."""

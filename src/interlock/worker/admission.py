@@ -9,8 +9,9 @@ from interlock.definition.expression import Scope
 from interlock.definition.plan import StepKind
 from interlock.engine.expression_answers import with_answers
 from interlock.engine.runs.child_runs import Child
+from interlock.engine.writing.change import OpenApproval, StartChild
 from interlock.errors import Conflict, NotFound
-from interlock.ids import uuid7
+from interlock.ids import RunId, uuid7
 from interlock.journal import ApprovalKind, StepSnapshot, request_approval
 from interlock.lifecycle import RunReason, StepEvent, StepState
 from interlock.policy.action import ProposedAction
@@ -97,13 +98,13 @@ class Admission:
             self._settler.fail(fold, describe(error), RunReason.TERMINAL_ERROR)
             return
         child = Child(
-            uuid7(), run.row, step.key, step.workflow, version, given, plan.timeout,
+            RunId(uuid7()), run.row, step.key, step.workflow, version, given, plan.timeout,
             plan.max_concurrency is not None, run.traceparent,
             run.journal.restored if run.journal.may_have_done(fold) else None,
         )  # fmt: skip
         data = {"child": str(child.id), "workflow": step.workflow, "version": version}
         run.journal.move_step(fold, StepEvent.PARK, actor=run.actor, data=data)
-        run.children.append(child)
+        run.effects.append(StartChild(child))
 
     # ------------------------------------------------------------ the gate
 
@@ -174,9 +175,8 @@ class Admission:
             case RequireApproval(decision, about, again):
                 self._settler.begin(fold)
                 data = {"decision": decision.recorded()} | ({"asked_again": again} if again else {})
-                run.asks.append(
-                    request_approval(run.journal, fold, StepEvent.HOLD, ApprovalKind.ACTION, data=data, **about)
-                )
+                request = request_approval(run.journal, fold, StepEvent.HOLD, ApprovalKind.ACTION, data=data, **about)
+                run.effects.append(OpenApproval(request))
                 return None
             case Allow():
                 return verdict

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 
-from interlock.engine.proof.instrumentation import observe_entries
-from interlock.engine.queueing.leases import DispatchSlot, WorkerIdentity
-from interlock.engine.writing.journal_writer import UNACCEPTABLE, AppendResult, Write, append, was_written
-from interlock.store.pool import TRANSIENT, Database, backoff, connect, connection_options
+from interlock.engine.queueing.leases import WorkerIdentity
+from interlock.engine.writing.change import RunChange
+from interlock.engine.writing.commit import UNACCEPTABLE, CommitResult, commit, has_effects, result_of_earlier
+from interlock.ids import RunId
+from interlock.store.pool import TRANSIENT, Database, Tx, backoff, connect, connection_options
+from interlock.store.records import DispatchSlot
 from interlock.telemetry import log, metrics
 from interlock.timeouts import wait_for_event
 
@@ -35,24 +36,25 @@ class Flusher:
     """
 
     def __init__(
-        self, database: Database, me: WorkerIdentity, seat: Callable[[set[UUID]], DispatchSlot | None] = lambda _: None,
-        unseat: Callable[[], None] = lambda: None,
+        self, database: Database, me: WorkerIdentity,
+        offer_slot: Callable[[set[RunId]], DispatchSlot | None] = lambda _: None,
+        withdraw_slot: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`seat` returns the dispatch slot to offer in the write that releases these runs, if any.
+        """`offer_slot` returns the dispatch slot to open in the write that releases these runs, if any.
 
-        `unseat` is called if that slot was not opened.
+        `withdraw_slot` is called if that slot was not opened.
         """
         self._database = database
         self._me = me
-        self._seat, self._unseat = seat, unseat
+        self._offer_slot, self._withdraw_slot = offer_slot, withdraw_slot
         self._was_alone = False
-        self._waiting: list[tuple[Write, asyncio.Future[AppendResult]]] = []
+        self._waiting: list[tuple[RunChange, asyncio.Future[CommitResult]]] = []
         self._bells = [asyncio.Event() for _ in range(_CONNECTIONS)]
         self._busy = [False] * _CONNECTIONS
-        self._committing: set[UUID] = set()
+        self._committing: set[RunId] = set()
 
-    def put(self, write: Write) -> "asyncio.Future[AppendResult]":
-        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+    def put(self, write: RunChange) -> "asyncio.Future[CommitResult]":
+        future: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, future))
         self._ring()
         return future
@@ -73,7 +75,7 @@ class Flusher:
             await wait_for_event(bell, _WARM_UP_AFTER_SECONDS)
             if not bell.is_set():
                 with contextlib.suppress(*TRANSIENT):
-                    await append(self._database, await connection.open(), self._me, [])
+                    await commit(Tx(await connection.open()), [], self._me.id)
             while True:
                 await bell.wait()
                 # Let steps that are about to finish join this commit.
@@ -88,12 +90,12 @@ class Flusher:
                 try:
                     await self._flush(connection, batch)
                 finally:
-                    self._committing.difference_update(write.lease.run_id for write, _ in batch)
+                    self._committing.difference_update(write.row.run_id for write, _ in batch)
                     self._busy[number] = False
         finally:
             connection.close()
 
-    def _take_batch(self) -> "list[tuple[Write, asyncio.Future[AppendResult]]]":
+    def _take_batch(self) -> "list[tuple[RunChange, asyncio.Future[CommitResult]]]":
         """Return half of the waiting writes, so that steps continue during both commits.
 
         The other connection takes the other half. A run that arrived through a dispatch slot is committed first and
@@ -102,18 +104,18 @@ class Flusher:
         """
         if not self._was_alone:
             for number, item in enumerate(self._waiting):
-                lease = item[0].lease
-                if lease.seated and lease.run_id not in self._committing:
-                    self._committing.add(lease.run_id)
+                row = item[0].row
+                if row.is_dispatched and row.run_id not in self._committing:
+                    self._committing.add(row.run_id)
                     self._was_alone = True
                     return [self._waiting.pop(number)]
         self._was_alone = False
         size = min(max(len(self._waiting) // _CONNECTIONS, _LEAST_WRITES), _MOST_WRITES)
-        batch: list[tuple[Write, asyncio.Future[AppendResult]]] = []
-        later: list[tuple[Write, asyncio.Future[AppendResult]]] = []
+        batch: list[tuple[RunChange, asyncio.Future[CommitResult]]] = []
+        later: list[tuple[RunChange, asyncio.Future[CommitResult]]] = []
         taken = set(self._committing)
         for item in self._waiting:
-            run_id = item[0].lease.run_id
+            run_id = item[0].row.run_id
             if len(batch) < size and run_id not in taken:
                 batch.append(item)
                 self._committing.add(run_id)
@@ -124,37 +126,35 @@ class Flusher:
         return batch
 
     async def _flush(
-        self, connection: "_CommitConnection", batch: "list[tuple[Write, asyncio.Future[AppendResult]]]"
+        self, connection: "_CommitConnection", batch: "list[tuple[RunChange, asyncio.Future[CommitResult]]]"
     ) -> None:
-        writes = [write for write, _ in batch]
-        if leaving := {write.lease.run_id for write in writes if write.leave is not None}:
-            writes[0].seat = self._seat(leaving)
+        writes, slot = [write for write, _ in batch], None
+        if leaving := {write.row.run_id for write in writes if write.release is not None}:
+            slot = self._offer_slot(leaving)
         try:
-            answers = await self._append_whatever_happens(connection, writes)
+            answers = await self._commit_whatever_happens(connection, writes, slot)
         except UNACCEPTABLE as error:
-            if writes[0].seat is not None:
-                self._unseat()
+            if slot is not None:
+                self._withdraw_slot()
             if len(batch) > 1:
                 for one in batch:
                     await self._flush(connection, [one])
                 return
-            log.error("append_unacceptable", run_id=str(writes[0].lease.run_id), error=str(error))
+            log.error("write_unacceptable", run_id=str(writes[0].row.run_id), error=str(error))
             if not batch[0][1].done():
                 batch[0][1].set_exception(Unacceptable(str(error)))
             return
-        if writes[0].seat is not None and not all(a.kept for w, a in zip(writes, answers, strict=True) if w.leave):
-            self._unseat()  # the slot was not opened
+        if slot is not None and not all(a.kept for w, a in zip(writes, answers, strict=True) if w.release):
+            self._withdraw_slot()  # the slot was not opened
         metrics.flush_size.observe(sum(len(w.entries) for w in writes))
-        for (write, future), answer in zip(batch, answers, strict=True):
-            if answer.kept:
-                observe_entries(write.lease.run_id, write.entries)
+        for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
 
-    async def _append_whatever_happens(
-        self, connection: "_CommitConnection", writes: list[Write]
-    ) -> list[AppendResult]:
-        """Append the writes, and retry after a lost connection.
+    async def _commit_whatever_happens(
+        self, connection: "_CommitConnection", writes: list[RunChange], slot: DispatchSlot | None
+    ) -> list[CommitResult]:
+        """Commit the writes, and retry after a lost connection.
 
         First check whether the previous attempt was committed.
         """
@@ -162,10 +162,10 @@ class Flusher:
         while True:
             try:
                 opened = await connection.open()
-                if tries and (answers := await was_written(self._database, opened, self._me, writes)) is not None:
+                if tries and (answers := await result_of_earlier(Tx(opened), writes, self._me.id)) is not None:
                     return answers
                 tries += 1
-                return await append(self._database, opened, self._me, writes)
+                return await self._commit(opened, writes, slot)
             except UNACCEPTABLE as error:
                 # The entries already exist: the server may have committed an earlier attempt after we lost the
                 # connection and checked. Check once more.
@@ -177,6 +177,16 @@ class Flusher:
                 connection.close()
                 await asyncio.sleep(backoff(error, failures))
                 failures += 1
+
+
+    async def _commit(
+        self, opened: Any, writes: list[RunChange], slot: DispatchSlot | None
+    ) -> list[CommitResult]:
+        """Commit with one statement in the ordinary case, or in a transaction if there are effects to store."""
+        if not has_effects(writes):
+            return await commit(Tx(opened), writes, self._me.id, slot)
+        async with self._database.begin(opened) as tx:
+            return await commit(tx, writes, self._me.id, slot)
 
 
 class _CommitConnection:

@@ -5,12 +5,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from interlock.engine.queueing import leases
 from interlock.engine.queueing.workers import DEFAULT_LABEL
 from interlock.errors import Unavailable
+from interlock.ids import RunId
+from interlock.store.notify import channel_name
 from interlock.store.pool import TRANSIENT, Tx, behind_pooler, connect, connection_options
+from interlock.store.records import DispatchSlot
 from interlock.telemetry import log
 from interlock.timeouts import wait_for_event
 
@@ -67,7 +70,7 @@ class Claimer:
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self.channel = f"interlock_{uuid4().hex}"
+        self.channel = f"worker_{uuid4().hex}"
         # Whether the dispatch slot is open. A run may arrive there at any moment, so its place counts as taken.
         self._has_seat = False
         # How often that changed. A database answer describes the slot at the time of the query.
@@ -82,9 +85,9 @@ class Claimer:
         # The queue has no work for us. Until that changes, the write that frees the last place also opens the slot.
         self._is_resting = False
         # Runs that we took up while a query for the runs leased to us is in progress.
-        self._meanwhile: set[UUID] | None = None
+        self._meanwhile: set[RunId] | None = None
         # Runs found by that query. The notification of their dispatch may still arrive, perhaps after they are done.
-        self._found: deque[UUID] = deque(maxlen=1000)
+        self._found: deque[RunId] = deque(maxlen=1000)
         # The index of the pool to ask first; the pools take turns.
         self._turn = 0
         self.slow_start = SlowStart()
@@ -121,7 +124,7 @@ class Claimer:
         self._has_seat = is_open
         self.changes += 1
 
-    def took(self, run_id: UUID) -> None:
+    def took(self, run_id: RunId) -> None:
         if self._meanwhile is not None:
             self._meanwhile.add(run_id)
 
@@ -135,7 +138,7 @@ class Claimer:
             self.remember()
         elif worker.is_alive and (row := leases.dispatched(payload, worker.me)) is not None:
             self._note_seat(False)
-            if row["id"] not in self._found:
+            if row.id not in self._found:
                 worker.start_driver([row])
 
     @property
@@ -253,19 +256,15 @@ class Claimer:
 
     async def _claim_from(self, tx: Tx, pool: str) -> float:
         worker, poll_seconds = self._worker, self._worker.settings.poll_seconds
-        claim = await leases.claim(tx, worker.database.clock(), worker.me, self._room, pool, worker.tenants)
-        worker.start_driver(claim.runs)
-        if claim.dry:
-            for _ in range(_HEAD_START):
-                await asyncio.sleep(0)
-            if not await leases.rest(tx, claim.dry):
-                return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
-        if len(claim.dry) < claim.lanes:
-            return 0.0
-        # Either the queue is empty, or other transactions have locked the queues that have work.
-        if not await tx.value("work_is_waiting_in", [pool], worker.tenants):
+        runs = await leases.claim(tx, worker.me, self._room, pool, worker.tenants)
+        if runs is None:
             return poll_seconds
-        return 0.0 if claim.runs else _BUSY_RETRY_SECONDS
+        worker.start_driver(runs)
+        if not runs:
+            return _BUSY_RETRY_SECONDS
+        for _ in range(_HEAD_START):
+            await asyncio.sleep(0)
+        return 0.0
 
     async def take_up_forgotten(self, tx: Tx) -> None:
         """Take up runs that the database leases to us but we do not hold: an answer was lost, or a driver failed."""
@@ -273,12 +272,12 @@ class Claimer:
         self._forgot = False
         self._meanwhile = set(worker.drivers)  # one of them may be leaving at this moment
         try:
-            held = await leases.leases_of(tx, worker.database.clock(), worker.me)
+            held = await leases.leases_of(tx, worker.me)
             known = self._meanwhile
         finally:
             self._meanwhile = None
-        rows = [row for row in held if row["id"] not in known]
-        self._found.extend(row["id"] for row in rows)
+        rows = [row for row in held if row.id not in known]
+        self._found.extend(row.id for row in rows)
         worker.start_driver(rows)
 
     # ------------------------------------------------------------ nothing to claim
@@ -299,15 +298,15 @@ class Claimer:
         finally:
             self._is_resting = False
 
-    def seat_after(self, leaving: set[UUID]) -> leases.DispatchSlot | None:
+    def seat_after(self, leaving: set[RunId]) -> DispatchSlot | None:
         """Return the dispatch slot to open in the write that releases these runs, or None."""
         return self._seat_to_open(len(self._worker.drivers.keys() - leaving))
 
     async def _open_seat(self, tx: Tx) -> None:
         if (seat := self._seat_to_open(len(self._worker.drivers))) is not None:
-            await leases.offer_slot(tx, self._worker.me, seat)
+            await leases.offer_slot(tx, seat)
 
-    def _seat_to_open(self, holding: int) -> leases.DispatchSlot | None:
+    def _seat_to_open(self, holding: int) -> DispatchSlot | None:
         """Return a slot if a place is free, given the number of runs held, and if notifications arrive.
 
         The slot counts as open from now on: a run may be dispatched to it before the database's answer arrives.
@@ -322,11 +321,12 @@ class Claimer:
         if not free:
             return None
         self._note_seat(True)
-        return leases.DispatchSlot(worker.me.actor, self.channel, worker.tenants)
+        channel = channel_name(worker.settings, self.channel)
+        return DispatchSlot(worker.me.id, worker.me.actor, channel, worker.tenants)
 
     async def _close_seat(self, tx: Tx) -> bool:
         """Return False if a run was already dispatched to the slot; it arrives soon."""
-        if not await leases.close_seat(tx, self._worker.me):
+        if not await leases.close_slot(tx, self._worker.me):
             return False
         self._note_seat(False)
         return True

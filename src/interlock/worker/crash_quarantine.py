@@ -86,5 +86,5 @@ def end_trial(run: LeasedRun) -> None:
 
 
 def _is_called(run: LeasedRun) -> bool:
-    """Return True if the run has mail, or its worker ends or gives its runs back."""
-    return run.mail or run.worker.should_release(run)
+    """Return True if a command waits for the run, or its worker ends or gives its runs back."""
+    return run.has_commands or run.worker.should_release(run)

@@ -15,6 +15,7 @@ from interlock import tracing
 from interlock.engine.access.secrets import Use
 from interlock.engine.expression_answers import with_answers
 from interlock.errors import Retryable, Terminal, Unavailable
+from interlock.ids import RunId, TenantId
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, RegisteredTool, Veil
 from interlock.worker.local_lease import Lapsed
@@ -82,7 +83,7 @@ async def fill(shop: ExecutionResources, call: PreparedCall) -> dict[str, Any]:
         raise Retryable(error.detail) from None  # nothing has started yet
     call.hide(opened.values.values(), opened.scrubber)
     render = partial(call.fold.input, call.scope, opened.values)
-    return call.tool.validated(await with_answers(call.context.tenant_id, render), show_input=False)
+    return call.tool.validated(await with_answers(TenantId(call.context.tenant_id), render), show_input=False)
 
 
 async def run_tool(shop: ExecutionResources, call: PreparedCall, arguments: dict[str, Any]) -> Any:
@@ -129,7 +130,7 @@ async def invoke(
 ) -> Any:
     args = (call.context,) if call.tool.wants_context else ()
     if call.tool.is_async:
-        with shop.lease.acting(call.context.run_id, call.context.step, call.tool.name):
+        with shop.lease.acting(RunId(call.context.run_id), call.context.step, call.tool.name):
             return await function(*args, **arguments)
     return await in_thread(shop, call, args, arguments)
 

@@ -17,7 +17,7 @@ def replay_of(run: LeasedRun) -> Replay | None:
     if plan.flow is None or (flow := shop.tools.flows.find(plan.name, plan.flow)) is None:
         return None
     return Replay(
-        flow, run.journal, tenant_id=run.lease.tenant_id, input=orjson.loads(run.row["input"] or "null"),
+        flow, run.journal, tenant_id=run.lease.tenant_id, input=orjson.loads(run.row.input or "null"),
         actor=run.actor, clock=run.now, declares=lambda step: _declaration(shop, step),
         encode=lambda result: encode_result(result, shop.max_output_bytes),
     )  # fmt: skip

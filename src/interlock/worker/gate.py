@@ -12,12 +12,14 @@ from uuid import UUID
 from interlock.definition.plan import EXPIRES_IN
 from interlock.engine.approvals import grants
 from interlock.engine.policies import Policies, asker_of, circumstances
+from interlock.ids import ApprovalId, TenantId
 from interlock.journal import StepSnapshot
 from interlock.lifecycle import Term, Tier
 from interlock.policy.action import ProposedAction
 from interlock.policy.policy import Decision, PolicyAnswer
 from interlock.policy.quorum import Demand, in_advance
-from interlock.store.pool import NO_TIMEOUT, Database, Row
+from interlock.store.pool import NO_TIMEOUT, Database
+from interlock.store.records import AnyRun
 from interlock.telemetry import log
 
 
@@ -47,7 +49,7 @@ class Allow:
     """Allowed by policy, or by people for exactly this action."""
 
     decision: Decision
-    approval_id: UUID | None = None
+    approval_id: ApprovalId | None = None
     # An approval, a grant, or the sender of a message to an agent.
     allowed_by: str | None = None
 
@@ -65,55 +67,55 @@ class PolicyGate:
         self._database = database
         self._policies = policies
 
-    def lets_read(self, tenant_id: UUID, tool: str) -> bool:
+    def lets_read(self, tenant_id: TenantId, tool: str) -> bool:
         """Return True if the cached policy allows this tool for every caller, without any I/O."""
         policy = self._policies.at_hand(tenant_id)
         return policy is not None and policy.always_allows(tool)
 
-    async def needs_no_judge(self, tenant_id: UUID, tool: str) -> bool:
+    async def needs_no_judge(self, tenant_id: TenantId, tool: str) -> bool:
         policy = await self._policies.current(tenant_id, patience=NO_TIMEOUT)
         return policy.always_allows(tool)
 
-    async def judge(self, row: Row, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
+    async def judge(self, run: AnyRun, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
         try:
-            return await self._judge(row, fold, action, now)
+            return await self._judge(run, fold, action, now)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            log.error("gate_failed", run_id=str(row["id"]), step=fold.step.key, exc_info=error)
+            log.error("gate_failed", run_id=str(run.id), step=fold.step.key, exc_info=error)
             return Deny(
                 Decision(answer=PolicyAnswer.DENY, reason=f"the action could not be judged: {why}", errors=(why,))
             )
 
-    async def _judge(self, row: Row, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
+    async def _judge(self, run: AnyRun, fold: StepSnapshot, action: ProposedAction, now: datetime) -> Verdict:
         # The run waits while the database is unavailable; only a question that can never be answered is denied.
-        policy = await self._policies.current(row["tenant_id"], patience=NO_TIMEOUT)
-        asker, when = asker_of(row), circumstances(row, fold.step.key, now)
-        decision = await self._policies.decide(row["tenant_id"], policy, action, asker, when)
+        policy = await self._policies.current(run.tenant_id, patience=NO_TIMEOUT)
+        asker, when = asker_of(run), circumstances(run, fold.step.key, now)
+        decision = await self._policies.decide(run.tenant_id, policy, action, asker, when)
         match decision.answer:
             case PolicyAnswer.ALLOW:
                 return Allow(decision)
             case PolicyAnswer.NEEDS_APPROVAL if fold.allowed_digest is None:
-                return await self._granted(row, action, decision) or RequireApproval(decision, _about(decision, action))
+                return await self._granted(run, action, decision) or RequireApproval(decision, _about(decision, action))
             case PolicyAnswer.NEEDS_APPROVAL if (again := _reapproval_reason(fold, action, decision)) is not None:
                 about = _about(decision, action)
                 about["reason"] = f"{decision.reason}; asked again: {again.doc}"
-                return await self._granted(row, action, decision) or RequireApproval(decision, about, again)
+                return await self._granted(run, action, decision) or RequireApproval(decision, about, again)
             case PolicyAnswer.NEEDS_APPROVAL:
                 assert fold.approval_id is not None
-                return Allow(decision, UUID(fold.approval_id), f"approval:{fold.approval_id}")
+                return Allow(decision, ApprovalId(UUID(fold.approval_id)), f"approval:{fold.approval_id}")
             case _:
                 return Deny(decision)
 
-    async def _granted(self, row: Row, action: ProposedAction, decision: Decision) -> Allow | None:
+    async def _granted(self, run: AnyRun, action: ProposedAction, decision: Decision) -> Allow | None:
         """Return Allow if a grant or a message's sender approved this kind of call in advance."""
         tier = decision.tier or Tier.HIGH
         if not in_advance(tier, two_person=decision.two_person):
             return None
         asks_more = bool(decision.approvers) or decision.reason_required
-        if not asks_more and await grants.lets_pass(self._database, row):
-            return Allow(decision, allowed_by=f"auto_approve:{row['requested_by']}")
+        if not asks_more and await grants.lets_pass(self._database, run):
+            return Allow(decision, allowed_by=f"auto_approve:{run.requested_by}")
         grant = await grants.matching(
-            self._database, row, action.tool, action.plain_fields, tier,
+            self._database, run, action.tool, action.plain_fields, tier,
             approvers=decision.approvers, reason_required=decision.reason_required,
         )  # fmt: skip
         return Allow(decision, allowed_by=f"grant:{grant['id']}") if grant else None

@@ -129,7 +129,7 @@ class Heartbeat:
                     if connection is None or connection.is_closed():
                         connection = await connect(self._options())
                     sent = time.monotonic()
-                    orders = await leases.heartbeat(Tx(connection), self._database.clock(), self._me)
+                    orders = await leases.heartbeat(Tx(connection), self._me)
                 except LeaseLost as lost:
                     self._lapse(lost.detail)
                     return

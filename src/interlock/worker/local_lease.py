@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import UUID
+
+from interlock.ids import RunId
 
 # Parts of the lease: after the first no call starts and all are canceled, after the second none may act.
 _STOPS_AFTER = 0.75
@@ -29,7 +30,7 @@ class Lapsed(BaseException):
 class Acting:
     """A tool call that may change something now. `stop` asks a plain function in its thread to stop."""
 
-    run_id: UUID
+    run_id: RunId
     step: str
     tool: str
     stop: threading.Event | None
@@ -88,7 +89,7 @@ class LocalLease:
                 call.stop.set()
 
     @contextmanager
-    def acting(self, run_id: UUID, step: str, tool: str, stop: threading.Event | None = None) -> Iterator[None]:
+    def acting(self, run_id: RunId, step: str, tool: str, stop: threading.Event | None = None) -> Iterator[None]:
         """Register the call while the tool's function runs. Raise Lapsed if it would start too late."""
         key = object()
         with self._lock:
@@ -101,7 +102,7 @@ class LocalLease:
             with self._lock:
                 self._ended.append((self._clock(), self._acting.pop(key)))
 
-    def acts_for(self, run_id: UUID, step: str | None = None) -> bool:
+    def acts_for(self, run_id: RunId, step: str | None = None) -> bool:
         return any(call.run_id == run_id and step in (None, call.step) for call in self.still_acting())
 
     def acted_since(self, moment: float) -> list[Acting]:

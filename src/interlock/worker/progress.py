@@ -3,9 +3,8 @@
 import time
 from datetime import timedelta
 
-from interlock.engine.writing.journal_writer import Write
-from interlock.journal import Entry, EntryType, ModelReply, StepSnapshot
-from interlock.lifecycle import StepEvent, StepState
+from interlock.journal import EntryType, ModelReply, StepSnapshot
+from interlock.lifecycle import StepState
 from interlock.worker.leased_run import LeasedRun
 
 # How long a model's text is collected before it is reported.
@@ -27,8 +26,8 @@ class ProgressReporter:
 
         A write has one already: its intent.
         """
-        if self._may_tell() and (begun := self._begun(fold, began)):
-            self._put(begun)
+        if self._may_tell() and self._add_start(fold, began):
+            self._report()
 
     def forget_slow(self, fold: StepSnapshot) -> None:
         self._noted.discard(fold.step.key)
@@ -43,13 +42,14 @@ class ProgressReporter:
         if not self._unsaid or self._run.alone is None or not self._may_tell():
             return
         fold, began = self._run.alone
-        begun = self._begun(fold, began)  # a step whose model speaks has started
-        self._put([*begun, self._delta(fold, after=len(begun))])
+        self._add_start(fold, began)  # a step whose model speaks has started
+        self._add_delta(fold)
+        self._report()
 
     def tell_rest(self, fold: StepSnapshot) -> None:
         """Report the remaining text, so that the reported pieces add up to the whole."""
         if self._unsaid and fold.undeclared is None:
-            self._run.journal.add(self._delta(fold))
+            self._add_delta(fold)
         self.forget_said()
 
     def tell_whole(self, fold: StepSnapshot) -> None:
@@ -61,30 +61,28 @@ class ProgressReporter:
     def forget_said(self) -> None:
         self._unsaid, self._said_at = "", 0.0  # report the start of the next answer at once
 
-    def _begun(self, fold: StepSnapshot, began: float) -> list[Entry]:
+    def _add_start(self, fold: StepSnapshot, began: float) -> bool:
+        """Add the start entry of a step that has begun without one. Return False if it needs none."""
         run, key = self._run, fold.step.key
         declared = fold.receipt_id is not None or not fold.idempotent  # the step already has a start entry
         if key in self._noted or fold.status != StepState.RUNNING or fold.reclaims or declared:
-            return []
+            return False
         self._noted.add(key)
         since = run.now() - timedelta(seconds=time.perf_counter() - began)
-        entry = Entry(
-            run.journal.seq + 1, "step_transition", run.actor, key, StepState.PENDING, StepEvent.CLAIM,
-            StepState.RUNNING, fold.attempt, run.journal.declaring(fold, {"started_at": since}),
-        )  # fmt: skip
-        return [entry]
+        run.journal.add_start(fold, actor=run.actor, data={"started_at": since})
+        return True
 
-    def _delta(self, fold: StepSnapshot, after: int = 0) -> Entry:
+    def _add_delta(self, fold: StepSnapshot) -> None:
         text, self._unsaid, self._said_at = self._unsaid, "", time.perf_counter()
-        seq, actor = self._run.journal.seq + 1 + after, self._run.actor
-        return Entry(seq, EntryType.MESSAGE_DELTA, actor, fold.step.key, attempt=fold.attempt, data={"text": text})
+        self._run.journal.note(
+            EntryType.MESSAGE_DELTA, actor=self._run.actor, step=fold.step.key, attempt=fold.attempt, data={"text": text}
+        )
 
     def _may_tell(self) -> bool:
         """Return True once the previous report is stored. If that was rejected, a later one would leave a gap."""
-        told = self._run.told
-        return not self._run.journal.unsaved and (told is None or (told.done() and told.exception() is None))
+        reported = self._run.reported
+        settled = reported is None or (reported.done() and reported.exception() is None)
+        return not self._run.journal.unsaved and settled
 
-    def _put(self, entries: list[Entry]) -> None:
-        """Write the entries without waiting, so that the step continues. The run's next write checks the result."""
-        self._run.journal.seq = entries[-1].seq
-        self._run.told = self._run.worker.flusher.put(Write(self._run.lease, entries))
+    def _report(self) -> None:
+        self._run.report(self._run.journal.take_unsaved())

@@ -6,8 +6,9 @@ from uuid import UUID
 import orjson
 
 from interlock.audit.redact import metadata
-from interlock.engine.effects.receipts import UNDO_STEP, EffectIntent, ReceiptResult
-from interlock.ids import uuid7
+from interlock.engine.effects.receipts import UNDO_STEP, EffectIntent, EffectResult
+from interlock.engine.writing.change import CompleteReceipt, DeclareIntent
+from interlock.ids import ReceiptId, WorkerId, uuid7
 from interlock.journal import StepSnapshot, encode
 from interlock.lifecycle import ReceiptState, StepEvent
 from interlock.tools import RegisteredTool, default_key
@@ -22,22 +23,22 @@ def declare_intent(run: LeasedRun, call: PreparedCall, passed: Allow) -> None:
     It is committed before the effect starts, so that a crash leaves a record that it may have happened.
     """
     assert call.action is not None
-    call.receipt_id = uuid7()
+    receipt_id = call.receipt_id = ReceiptId(uuid7())
     key = call.context.idempotency_key
     data = {
-        "receipt_id": str(call.receipt_id), "idempotency_key": key, "digest": call.action.digest, **passed.grounds(),
+        "receipt_id": str(receipt_id), "idempotency_key": key, "digest": call.action.digest, **passed.grounds(),
     }  # fmt: skip
     if call.tool.idempotent:
         data["idempotent"] = True
     run.journal.move_step(call.fold, StepEvent.CLAIM, actor=run.actor, data=data)
-    run.intents.append(
-        EffectIntent(
-            id=call.receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
+    run.effects.append(
+        DeclareIntent(EffectIntent(
+            id=receipt_id, step=call.fold.step.key, tool=call.tool.name, key=key,
             digest=call.action.digest, attempt=call.fold.attempt, undo=_undo(call),
             approval_id=passed.approval_id,
             request_metadata=_shown(run, call.action.fields, call.tool),
             reverses=_reverses(run, call.fold),
-        )
+        ))
     )  # fmt: skip
 
 
@@ -60,10 +61,10 @@ def complete_receipt(
         shown = _shown(run, orjson.loads(output), tool) if output and tool else None
         releases = _reverses(run, fold) if state == ReceiptState.FAILED else None
         acting = doubted_by(run, fold) if state == ReceiptState.IN_DOUBT else None
-        run.seals.append(ReceiptResult(UUID(fold.receipt_id), state, output, shown, releases, acting, error))
+        run.effects.append(CompleteReceipt(EffectResult(ReceiptId(UUID(fold.receipt_id)), state, output, shown, releases, acting, error)))
 
 
-def doubted_by(run: LeasedRun, fold: StepSnapshot) -> UUID | None:
+def doubted_by(run: LeasedRun, fold: StepSnapshot) -> WorkerId | None:
     """Return this worker's id if the call continues in a thread that could not be stopped.
 
     The outcome of such a call is still open.
@@ -82,7 +83,7 @@ def over_cap(run: LeasedRun, fold: StepSnapshot) -> dict[str, Any] | None:
     """
     if fold.step.undoes is not None:
         return None
-    caps = {"tenant": run.row["max_writes_per_run"], "workflow": run.journal.plan.max_writes_per_run}
+    caps = {"tenant": run.row.max_writes_per_run, "workflow": run.journal.plan.max_writes_per_run}
     known = [(cap, whose) for whose, cap in caps.items() if cap is not None]
     if not known or fold.receipt_id is not None or run.journal.effects() < min(known)[0]:
         return None
@@ -98,14 +99,14 @@ def effect_of(run: LeasedRun, fold: StepSnapshot) -> str:
     """
     if (undone := _reverses(run, fold)) is not None:
         return default_key(undone, UNDO_STEP)
-    return default_key(run.row["root_id"] or run.lease.run_id, fold.step.key)
+    return default_key(run.row.root_id or run.lease.run_id, fold.step.key)
 
 
-def _reverses(run: LeasedRun, fold: StepSnapshot) -> UUID | None:
+def _reverses(run: LeasedRun, fold: StepSnapshot) -> ReceiptId | None:
     """Return the receipt that the step reverses, if it belongs to a write of this run or of one that it continues."""
     done = run.journal.steps[fold.step.undoes] if fold.step.undoes is not None else None
     receipt_id = (done.receipt_id or done.carried_receipt_id) if done is not None else None
-    return UUID(receipt_id) if receipt_id is not None else None
+    return ReceiptId(UUID(receipt_id)) if receipt_id is not None else None
 
 
 def _shown(run: LeasedRun, value: Any, tool: RegisteredTool) -> str:

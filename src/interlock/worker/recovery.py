@@ -8,11 +8,13 @@ from inspect import iscoroutinefunction
 from typing import Any
 from uuid import UUID
 
-from interlock.engine.effects.receipts import ReceiptResult
+from interlock.engine.effects.receipts import EffectResult
+from interlock.engine.writing.change import CompleteReceipt, OpenApproval
+from interlock.ids import ReceiptId, RunId
 from interlock.journal import ApprovalKind, EntryType, StepSnapshot, request_approval
-from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier
+from interlock.lifecycle import ReceiptState, RunReason, StepEvent, Tier, WorkerEvent, fires
 from interlock.policy.action import ProposedAction
-from interlock.store.pool import Row
+from interlock.store.records import EntryRecord
 from interlock.telemetry import scrubbed_lines
 from interlock.tools import Canceled, DidNotHappen, Happened
 from interlock.worker.admission import Admission
@@ -56,7 +58,8 @@ class Recovery:
             self._settler.fail(fold, error, RunReason.ORPHANED, receipt=ReceiptState.IN_DOUBT)
         elif fold.receipt_id is None or await self.can_reattempt(fold):
             data = {"receipt_id": fold.receipt_id} if fold.receipt_id else None
-            self._run.journal.move_step(fold, StepEvent.RECLAIM, actor=self._run.actor, data=data)
+            event = StepEvent(fires("worker", WorkerEvent.TERMINATE, "step"))
+            self._run.journal.move_step(fold, event, actor=self._run.actor, data=data)
 
     async def can_reattempt(
         self, fold: StepSnapshot, error: Mapping[str, Any] | None = None, *, after_restore_to: str | None = None
@@ -98,17 +101,17 @@ class Recovery:
         assert fold.receipt_id is not None
         why = why or _ended(error)
         acting = doubted_by(self._run, fold)
-        self._run.seals.append(
-            ReceiptResult(UUID(fold.receipt_id), ReceiptState.IN_DOUBT, acting_worker=acting, error=why)
-        )
+        receipt_id = ReceiptId(UUID(fold.receipt_id))
+        result = EffectResult(receipt_id, ReceiptState.IN_DOUBT, acting_worker=acting, error=why)
+        self._run.effects.append(CompleteReceipt(result))
         shown = action.as_dict() if action else {"tool": fold.step.tool, "fields": {}}
-        self._run.asks.append(
-            request_approval(
+        self._run.effects.append(
+            OpenApproval(request_approval(
                 self._run.journal, fold, StepEvent.HOLD, ApprovalKind.IN_DOUBT, tier=Tier.HIGH, two_person=False,
                 expires_in=30 * 86400.0, summary=summary or f"{fold.step.tool} was interrupted. Did it happen?",
                 action=shown, digest=fold.receipt_id, receipt_id=fold.receipt_id, reason=why,
                 data={"error": error} if error else None,
-            )
+            ))
         )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ async def reconcile(shop: ExecutionResources, call: PreparedCall) -> Happened | 
         async with asyncio.timeout(call.timeout or _RECONCILE_SECONDS):
             ask = partial(call.tool.reconcile, *args, **await fill(shop, call))
             about = call.context
-            with shop.lease.acting(about.run_id, about.step, call.tool.name), scrubbed_lines(about.scrub):
+            with shop.lease.acting(RunId(about.run_id), about.step, call.tool.name), scrubbed_lines(about.scrub):
                 # A plain function runs in a thread, so that other runs continue while it waits for the other system.
                 plain = not iscoroutinefunction(call.tool.reconcile)
                 answer = await ask_in_thread(shop, call.tool, ask) if plain else ask()
@@ -138,9 +141,9 @@ async def reconcile(shop: ExecutionResources, call: PreparedCall) -> Happened | 
     return answer if isinstance(answer, (Happened, DidNotHappen)) else None
 
 
-def was_orphaned(entries: list[Row]) -> bool:
+def was_orphaned(entries: list[EntryRecord]) -> bool:
     """Return True if the last entry written under a lease says that the lease was lost.
 
     The journal decides, not the claim: the claim's answer can get lost, and a holder can release the run untouched.
     """
-    return next((e["type"] for e in reversed(entries) if e["token"]), None) == EntryType.ORPHAN_DETECTED
+    return next((e.type for e in reversed(entries) if e.token), None) == EntryType.ORPHAN_DETECTED

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ from interlock import tracing
 from interlock.definition.plan import StepKind
 from interlock.engine import expression_answers as answers
 from interlock.engine.queueing import leases
-from interlock.engine.writing import command_queue as inbox
-from interlock.engine.writing.run_commands import fail_unreadable, replayed
+from interlock.engine.writing.change import OpenApproval, SubscribeEvent
+from interlock.engine.writing.deliver import commands_for, fail_unreadable
+from interlock.engine.writing.load import replayed
 from interlock.errors import LeaseLost, Unavailable, Unreadable
 from interlock.flows import Replay
 from interlock.journal import (
@@ -30,7 +32,9 @@ from interlock.journal import (
     release_for,
 )
 from interlock.lifecycle import RunEvent, RunReason, RunState, StepEvent, StepState
-from interlock.store.pool import NO_TIMEOUT, Row, Tx
+from interlock.store import sql
+from interlock.store.pool import NO_TIMEOUT, Tx
+from interlock.store.records import ClaimedRun, EntryRecord
 from interlock.telemetry import log
 from interlock.worker.admission import Admission
 from interlock.worker.batch_committer import Unacceptable
@@ -61,7 +65,7 @@ class Driver:
         "_worker", "run", "task",
     )  # fmt: skip
 
-    def __init__(self, worker: "Worker", row: Row) -> None:
+    def __init__(self, worker: "Worker", row: ClaimedRun) -> None:
         self._worker = worker
         self.run = LeasedRun(worker, row)
         self.task: asyncio.Task[None] | None = None
@@ -117,21 +121,20 @@ class Driver:
     async def _load(self) -> None:
         run = self.run
         plan = await self._worker.plan_of(run.row)
-        run.lease.capped = plan.max_concurrency is not None
         run.journal = replayed(run.row, plan, ())
         given = run.journal.scope.trigger.get("traceparent")
         run.traceparent = given if tracing.spans is None else tracing.run_traceparent(run.lease.run_id, given)
-        if run.row["fresh"] and run.row["seq"] == 2:
+        if run.row.is_new and run.row.seq == 2:
             # The two entries of a new run are known without reading them: it was created, and started by this claim. A
             # run has more entries if it continues another or waited before its first step.
-            run.journal.seq, run.journal.status = 2, RunState.RUNNING
+            run.journal.at(RunState.RUNNING, seq=2)
             self._take_up_flow()
             return
-        entries = await self._worker.database.fetch("journal_of", [run.lease.run_id], patience=NO_TIMEOUT)
+        entries = await sql.journal_of(self._worker.database.patiently(NO_TIMEOUT), run_ids=[run.row.id])
         self._refuse_to_act_for_another(entries)
         run.journal = replayed(run.row, plan, entries)
         if entries:
-            run.not_before(entries[-1]["at"])
+            run.not_before(entries[-1].at)
         self._undoing = run.journal.is_undoing
         self._orphaned = was_orphaned(entries)
         self._take_up_flow()
@@ -145,14 +148,14 @@ class Driver:
     def _lacks_flow(self) -> bool:
         return self.run.journal.plan.flow is not None and self._flow is None
 
-    def _refuse_to_act_for_another(self, entries: list[Row]) -> None:
+    def _refuse_to_act_for_another(self, entries: list[EntryRecord]) -> None:
         """Raise LeaseLost if the journal has a newer token or records the loss of this one.
 
         Another worker then holds the run. A worker that was frozen between its claim and this check would repeat that
         worker's steps.
         """
         token = self.run.lease.token
-        if any((e["token"], e["type"] == EntryType.ORPHAN_DETECTED) >= (token, True) for e in entries):
+        if any((e.token, e.type == EntryType.ORPHAN_DETECTED) >= (token, True) for e in entries):
             raise LeaseLost("somebody else holds the run now")
 
     async def _recover(self) -> None:
@@ -203,8 +206,8 @@ class Driver:
     async def _round(self) -> bool:
         """Execute once what the journal asks for. Return True when the run's lease has been released."""
         run = self.run
-        if run.mail:
-            await self._take_mail()
+        if run.has_commands:
+            await self._apply_commands()
         following = await self._advance()
         if run.journal.is_undoing and not self._undoing:
             await self._begin_to_undo()
@@ -257,8 +260,8 @@ class Driver:
             if flow is not None:
                 flow.resume()
             following = advance(run.journal, run.now())
-            run.asks += following.ask
-            run.awaits += following.await_
+            run.effects += map(OpenApproval, following.approvals)
+            run.effects += map(SubscribeEvent, following.subscriptions)
             if following.elsewhere:
                 await answers.answer(run.lease.tenant_id, following.elsewhere)
                 continue
@@ -280,7 +283,7 @@ class Driver:
         await self.run.save(stops=True)
         self.run.lease.status = RunState.CANCELING
         if self.run.journal.has_children():
-            self._worker.run_errands()
+            self._worker.deliver_signals()
 
     def _has_come_to_its_end(self, then: object) -> bool:
         """Return True if the run ends by itself.
@@ -339,7 +342,7 @@ class Driver:
             self.run.alone = None
         if isinstance(outcome, Interrupted):
             assert self.task is not None
-            if not self.run.mail or self._worker.abandoning:
+            if not self.run.has_commands or self._worker.abandoning:
                 raise asyncio.CancelledError
             self.task.uncancel()
         await self._settle(call, outcome, began)
@@ -359,7 +362,7 @@ class Driver:
         run = self.run
         times = [t for f in run.journal.unsettled() for t in (f.next_run_at, f.due_at) if t is not None]
         patience = max((min(times) - run.now()).total_seconds(), 0.0) if times else None
-        if not self._finished and not run.mail:
+        if not self._finished and not run.has_commands:
             try:
                 async with asyncio.timeout(patience):
                     await run.wake.wait()
@@ -398,32 +401,32 @@ class Driver:
     # ------------------------------------------------------------ mail and interruptions
 
     def nudge(self) -> None:
-        self.run.mail = True
+        self.run.has_commands = True
         self.run.wake.set()
         if self.run.alone is not None:
             self._worker.spawn(self._interrupt_if_asked())
 
     async def _interrupt_if_asked(self) -> None:
-        words = await inbox.read(self._worker.database, self.run.lease.run_id)
-        urgent = any(word.command in (CommandType.CANCEL, CommandType.TIME_OUT) for word in words)
+        commands = await commands_for(self._worker.database, self.run.row.id)
+        urgent = any(command.command in (CommandType.CANCEL, CommandType.TIME_OUT) for command in commands)
         # A compensation step is not stopped: the run already does what the command asks. A task is canceled only once,
         # because it may be cleaning up after the first cancellation.
         stoppable = self.run.alone is not None and self.run.alone[0].step.undoes is None
         if urgent and stoppable and self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
-    async def _take_mail(self) -> None:
+    async def _apply_commands(self) -> None:
         run = self.run
-        run.mail = False
-        words = await inbox.read(self._worker.database, run.lease.run_id, patience=NO_TIMEOUT)
-        for word in words:
-            apply_command(run.journal, word, in_flight=True)
-            if word.command == CommandType.CANCEL:
+        run.has_commands = False
+        commands = await run.pending_commands()
+        for command in commands:
+            apply_command(run.journal, command, in_flight=True)
+            if command.command == CommandType.CANCEL:
                 run.lease.status = RunState.CANCELING
-            elif word.command == CommandType.TIME_OUT:
+            elif command.command == CommandType.TIME_OUT:
                 self._overdue = True
-        if words:
-            await run.save(drained=[word.id for word in words if word.id is not None])
+        if commands:
+            await run.save(drained=[command.id for command in commands if command.id is not None])
 
     async def _interrupt(self) -> None:
         """Stop all running steps and record how each ended."""
@@ -445,7 +448,7 @@ class Driver:
         flow = run.journal.plan.awaited
         log.warning("flow_not_deployed", run_id=str(run.lease.run_id), flow=flow)
         entry = run.journal.draft_move(RunEvent.PARK, actor=run.actor, data={"awaits_flow": flow})
-        return await run.release_lease(LeaseRelease(RunState.WAITING_EXTERNAL, entry), undeployed=flow)
+        return await run.release_lease(LeaseRelease(RunState.WAITING_EXTERNAL, entry, awaits_flow=flow))
 
     async def _abandon(self) -> None:
         """Stop the steps because the worker ends before them.
@@ -482,12 +485,12 @@ class Driver:
         """
         run, database = self.run, self._worker.database
         log.error("run_unreadable", run_id=str(run.lease.run_id), error=error.detail)
-        vain = await leases.claims_in_vain(database, run.lease.run_id, run.lease.token)
+        vain = await sql.claims_in_vain(database, run_id=run.row.id, token=run.lease.token)
         if vain < _MOST_READERS:
             await self._hand_back()
         else:
             await database.run_in_transaction(partial(self._end_unread, error.detail[:2000]))
-            self._worker.run_errands()
+            self._worker.deliver_signals()
 
     async def _end_unread(self, why: str, tx: Tx) -> None:
         """Fail the run in one transaction.
@@ -495,13 +498,13 @@ class Driver:
         Otherwise a free worker would claim it before it has ended, and fail the same way.
         """
         run, worker = self.run, self._worker
-        await leases.hand_back(tx, worker.me, run.lease.run_id, run.lease.token)
-        await fail_unreadable(tx, worker.database, run.row, run.actor, why)
+        await leases.hand_back(tx, worker.me, run.row.id, run.lease.token)
+        await fail_unreadable(tx, run.row.tenant_id, run.row.id, run.actor, why)
 
     async def _hand_back(self) -> None:
         # Not at once: a run that fails every time must not keep this worker busy.
         await asyncio.sleep(self._worker.settings.poll_seconds)
-        await leases.hand_back(self._worker.database, self._worker.me, self.run.lease.run_id, self.run.lease.token)
+        await leases.hand_back(self._worker.database, self._worker.me, self.run.row.id, self.run.lease.token)
 
     async def _give_up(self, why: str) -> None:
         """Fail the next step, because what the run produced cannot be stored.
@@ -509,7 +512,7 @@ class Driver:
         The journal is read again as it was before that, and its next step fails with `why`.
         """
         run = self.run
-        run.row = {**dict(run.row), "fresh": False, "lost": False}
+        run.row = replace(run.row, is_new=False, reclaimed=False)
         await self._load()
         following = await self._advance()
         for fold in (following.start + following.resume)[:1]:

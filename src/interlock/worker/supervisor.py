@@ -16,7 +16,7 @@ from uuid import UUID
 from interlock.engine.queueing import leases, workers
 from interlock.engine.queueing.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import InterlockError, Unavailable
-from interlock.ids import uuid7
+from interlock.ids import SupervisorId, TenantId, WorkerId, uuid7
 from interlock.lifecycle import WORKER, WorkerState
 from interlock.settings import Settings, logs_dir, private_directory, worker_log
 from interlock.store.notify import WORKER as ORDERS
@@ -104,7 +104,7 @@ class Slot:
 
     terms: Terms
     kept: bool = True
-    worker_id: UUID | None = None
+    worker_id: WorkerId | None = None
     process: Process | None = None
     crashes: int = 0
     # The crashes of processes that had not even started to work.
@@ -134,7 +134,7 @@ class Supervisor:
 
     def __init__(
         self, database: Database, settings: Settings, url: str, *, wished: int, concurrency: int | None = None,
-        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[UUID, ...] | None = None,
+        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[TenantId, ...] | None = None,
     ) -> None:  # fmt: skip
         self.id = uuid7()
         self.host = socket.gethostname()
@@ -174,7 +174,7 @@ class Supervisor:
     async def _register(self) -> None:
         db, settings = self._database, self._settings
         await db.fetch(
-            "register_supervisor", db.clock(), self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
+            "register_supervisor", self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
             str(logs_dir(settings).resolve()), patience=NO_TIMEOUT,
         )  # fmt: skip
 
@@ -202,7 +202,7 @@ class Supervisor:
             and time.monotonic() - slot.process.began < _STARTUP_SECONDS
         ]
         why = next((slot.gave_up for slot in self.slots if slot.gave_up), None)
-        found = await self._database.fetch("supervise", self._database.clock(), self.id, alive, ours, why, patience=5)
+        found = await self._database.fetch("supervise", self.id, alive, ours, why, patience=5)
         return {row["id"]: row for row in found}
 
     def _take_in(self, rows: dict[UUID, Row]) -> None:
@@ -214,7 +214,7 @@ class Supervisor:
                     row["capacity"], tuple(row["labels"]), tuple(row["tenants"]) if row["tenants"] else None,
                     row["workspace_id"],
                 )  # fmt: skip
-                self.slots.append(Slot(terms, kept=False, worker_id=worker_id))
+                self.slots.append(Slot(terms, kept=False, worker_id=WorkerId(worker_id)))
                 self._had.add(worker_id)
                 self._look.set()
 
@@ -254,17 +254,17 @@ class Supervisor:
 
     async def _make_worker(self, slot: Slot) -> None:
         # The id is chosen before the row is written: after a broken connection it is the same worker.
-        worker_id = uuid7()
+        worker_id = WorkerId(uuid7())
         self._had.add(worker_id)
         await workers.create(
-            self._database, self._database, self.actor, slot.terms, worker_id=worker_id, host=self.host,
-            name=f"{self.host}-{worker_id.hex[-6:]}", supervisor_id=self.id,
+            self._database, self.actor, slot.terms, worker_id=worker_id, host=self.host,
+            name=f"{self.host}-{worker_id.hex[-6:]}", supervisor_id=SupervisorId(self.id),
             lease_seconds=self._settings.lease_seconds,
         )  # fmt: skip
         slot.worker_id = worker_id
 
     async def _spawn(
-        self, worker_id: UUID, output: BinaryIO, pulse: Pulse, *, after_loss: bool
+        self, worker_id: WorkerId, output: BinaryIO, pulse: Pulse, *, after_loss: bool
     ) -> asyncio.subprocess.Process:
         more = ("--after-loss",) if after_loss else ()
         place = ("--adopt", str(worker_id), "--pulse", str(pulse.number), *more)
@@ -354,12 +354,12 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.running.send_signal(STACKS_SIGNAL)
 
-    async def _beat_for(self, worker_id: UUID | None, process: Process) -> None:
+    async def _beat_for(self, worker_id: WorkerId | None, process: Process) -> None:
         assert worker_id is not None
         sent = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.lease_seconds / 6):
-                known = await self._database.row("beat", self._database.clock(), worker_id)
+                known = await self._database.row("beat", worker_id)
         except (InterlockError, TimeoutError) as error:
             log.warning("heartbeat_retry", worker_id=str(worker_id), error=str(error) or type(error).__name__)
             return
@@ -388,7 +388,7 @@ class Supervisor:
                 if slot.worker_id is not None and slot.process is not None:
                     await workers.bury(self._database, slot.worker_id, self.actor, _described(slot.process))
             await leases.take_back(self._database)
-            await self._database.fetch("stop_supervisor", self._database.clock(), self.id, "stopped", patience=2)
+            await self._database.fetch("stop_supervisor", self.id, "stopped", patience=2)
         self._tidy_logs()
 
     # ------------------------------------------------------------ logs

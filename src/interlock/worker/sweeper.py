@@ -13,7 +13,7 @@ from interlock.engine.proof import audit, evidence, restore
 from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.engine.queueing import jobs, sweeps
 from interlock.engine.queueing.leases import reclaim_lost
-from interlock.engine.runs import child_runs
+from interlock.engine.runs import run_signals
 from interlock.engine.workflows import Plans
 from interlock.errors import Unavailable
 from interlock.settings import Settings
@@ -29,14 +29,14 @@ async def sweep_forever(database: Database, settings: Settings, signing: Signing
         await restore.look(database, settings.data_dir)  # before schedules are evaluated
     await asyncio.gather(
         _timers(database, settings),
-        _every(settings.poll_seconds / 4, lambda: child_runs.deliver(database, plans)),
+        _every(settings.poll_seconds / 4, lambda: run_signals.deliver(database, plans)),
         _every(settings.poll_seconds / 2, lambda: sessions.start_waiting(database, plans)),
         _every(min(settings.lease_seconds / 3, 5.0), lambda: reclaim_lost(database)),
         _every(1.0, lambda: sweeps.enforce_deadlines(database, plans)),
         _every(1.0, lambda: schedules.start_due(database, plans)),
         _every(0.5, lambda: jobs.tend(database, plans)),
         _every(settings.poll_seconds, lambda: sweeps.admit_blocked(database)),
-        _every(60.0, lambda: sweeps.recount_lanes(database)),
+        _every(60.0, lambda: sweeps.recount_queues(database)),
         _every(60.0, database.compare_clocks),
         _every(5.0, lambda: restore.look(database, settings.data_dir)),
         _every(300.0, lambda: sweeps.tend(database, signing.key())),
@@ -57,7 +57,7 @@ async def _timers(database: Database, settings: Settings) -> None:
     while True:
         pause = settings.poll_seconds / 4
         with _logged_task():
-            await sweeps.wake_due(database)
+            await sweeps.resume_due(database)
             following = await sweeps.seconds_to_next(database)
             pause = min(max(following or pause, 0.005), pause)
         await asyncio.sleep(pause)

@@ -7,6 +7,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
+from interlock.ids import RunId
 from interlock.tools import RegisteredTool
 from interlock.worker.local_lease import LocalLease
 from interlock.worker.outcome import NotBegun
@@ -50,7 +51,7 @@ def _call(lease: LocalLease, call: PreparedCall, args: tuple[Any, ...], argument
     # A thread may start the call at the very moment at which it is canceled.
     if token.is_set():
         raise _not_begun(tool)
-    with lease.acting(context.run_id, context.step, tool.name, token):
+    with lease.acting(RunId(context.run_id), context.step, tool.name, token):
         return _without_stop(partial(tool.function, *args, **arguments), tool)
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from interlock.audit.redact import Scrubber
 from interlock.definition.expression import Elsewhere, Scope
 from interlock.engine.access.key_store import Salts
 from interlock.engine.access.secrets import Secrets
 from interlock.errors import Retryable, Terminal
+from interlock.ids import ReceiptId, RunId, TenantId
 from interlock.journal import StepSnapshot
 from interlock.lifecycle import StepState
 from interlock.policy.action import ProposedAction
@@ -36,8 +36,8 @@ class ExecutionResources:
 class RunOrigin:
     """Where a run comes from. This decides which tools and secrets its steps may use."""
 
-    run_id: UUID
-    tenant_id: UUID
+    run_id: RunId
+    tenant_id: TenantId
     tenant: str
     workspace_id: str | None
 
@@ -53,7 +53,7 @@ class PreparedCall:
     scope: Scope
     origin: RunOrigin
     action: ProposedAction | None = None
-    receipt_id: UUID | None = None
+    receipt_id: ReceiptId | None = None
     # For a read that was judged: the decision that allowed it.
     grounds: dict[str, Any] | None = None
     # Values that must not be shown: the tool's secret fields and, once opened, the secrets it is given.
@@ -128,7 +128,7 @@ def prepare_as(
 def propose_read(shop: ExecutionResources, call: PreparedCall) -> ProposedAction | Failed:
     """Return the action of a read, for a policy that has a rule about it."""
     try:
-        veil = Veil(shop.salts(call.context.tenant_id) if call.tool.secret else None)
+        veil = Veil(shop.salts(TenantId(call.context.tenant_id)) if call.tool.secret else None)
         return call.tool.propose(call.arguments, call.tool.shown(call.arguments, veil), call.fold.secrets)
     except Exception as error:
         return failure(Terminal(str(error) or type(error).__name__), call.context)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from interlock.definition.plan import Plan
 from interlock.engine import sessions
@@ -20,15 +19,17 @@ from interlock.engine.policies import Policies
 from interlock.engine.queueing import leases, workers
 from interlock.engine.queueing.leases import DesiredState
 from interlock.engine.queueing.workers import DEFAULT_LABEL, SWEEP
-from interlock.engine.runs import child_runs
+from interlock.engine.runs import flow_deployments, run_signals
 from interlock.engine.workflows import Plans
-from interlock.engine.writing import command_queue as inbox
 from interlock.errors import InterlockError, LeaseLost, Unavailable
+from interlock.ids import QueueId, RunId, TenantId, WorkerId
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.settings import Settings
-from interlock.store.notify import INBOX, POLICY, READY, Listener
+from interlock.store import sql
+from interlock.store.notify import POLICY, READY, RUN_COMMAND, Listener
 from interlock.store.notify import WORKER as ORDERS
-from interlock.store.pool import NO_TIMEOUT, TRANSIENT, Database, Row, Tx
+from interlock.store.pool import NO_TIMEOUT, TRANSIENT, Database, Tx
+from interlock.store.records import ClaimedRun
 from interlock.telemetry import log, metrics
 from interlock.timeouts import wait_for_event
 from interlock.tools import Registry, registry
@@ -59,7 +60,7 @@ class Worker:
 
     def __init__(
         self, database: Database, settings: Settings, *, tools: Registry = registry, capacity: int | None = None,
-        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[UUID, ...] | None = None, adopt: UUID | None = None,
+        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[TenantId, ...] | None = None, adopt: WorkerId | None = None,
         end_process: Callable[[], None] | None = None, after_loss: bool = False,
         look_back: Callable[[], Awaitable[None]] | None = None, pulse: Pulse | None = None,
     ) -> None:  # fmt: skip
@@ -76,13 +77,13 @@ class Worker:
         self._heartbeat: Heartbeat | None = None
         self._lost: asyncio.Future[None]
         self._memory = MemoryLimit(self)
-        self._label_lanes: set[tuple[UUID, str]] = set()
+        self._label_queues: set[QueueId] = set()
         self.plans = Plans(database, tools)
         self.policies = Policies(database, tools)
         self.gate = PolicyGate(database, self.policies)
         threads = ThreadPoolExecutor(self.capacity, "step")
         self.shop = ExecutionResources(tools, threads, settings.max_output_bytes, Salts(settings), Secrets(database))
-        self.drivers: dict[UUID, Driver] = {}
+        self.drivers: dict[RunId, Driver] = {}
         self.draining = False
         self.abandoning = False
         # Whether it is registered and can write. A run dispatched to its slot between two registrations belongs to
@@ -98,7 +99,7 @@ class Worker:
         self.claimer = Claimer(self)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._errands = asyncio.Event()
+        self._signals = asyncio.Event()
         self._listener: Listener | None = None
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
@@ -113,7 +114,7 @@ class Worker:
         self._listener = Listener(
             self.database,
             {
-                READY: lambda _: self.claimer.look(), INBOX: self._on_mail, POLICY: self.policies.forget,
+                READY: lambda _: self.claimer.look(), RUN_COMMAND: self._on_command, POLICY: self.policies.forget,
                 ORDERS: self._on_orders, self.claimer.channel: self.claimer.on_seated,
             },
         )  # fmt: skip
@@ -151,7 +152,7 @@ class Worker:
         ordered_to_end = False
         self.flusher = Flusher(self.database, self.me, self.claimer.seat_after, self.claimer.forget_seat)
         self.is_alive = True
-        self._errands.set()  # an earlier registration may have ended while it ran them
+        self._signals.set()  # an earlier registration may have ended while it ran them
         gc.freeze()
         tasks = [
             asyncio.create_task(coroutine, name=name)
@@ -160,7 +161,7 @@ class Worker:
                 "claim": self.claimer.run(),
                 "lost": self._until_lost(),
                 "tick": self._tick_forever(stop),
-                "errands": self._run_errands_forever(),
+                "signals": self._deliver_signals_forever(),
             }.items()
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -251,7 +252,7 @@ class Worker:
                     raise
                 log.warning("register_retry", detail=error.detail)
 
-    async def _adopt(self, worker_id: UUID) -> leases.WorkerIdentity:
+    async def _adopt(self, worker_id: WorkerId) -> leases.WorkerIdentity:
         me, row = await leases.adopt(self.database, worker_id)
         if row["status"] == WORKER.initial:
             row = await leases.move_worker(self.database, me.id, WorkerEvent.START)
@@ -306,27 +307,27 @@ class Worker:
         """Execute all runs that can be claimed, and return their number."""
         worked = 0
         async with self.database.connection() as connection:
-            while (claim := await leases.claim(Tx(connection), self.database.clock(), self.me, self.capacity)).runs:
-                self.start_driver(claim.runs)
+            while claimed := await leases.claim(Tx(connection), self.me, self.capacity):
+                self.start_driver(claimed)
                 await self.idle()
-                worked += len(claim.runs)
-            if stuck := await leases.leases_of(Tx(connection), self.database.clock(), self.me):
-                raise RuntimeError(f"run {stuck[0]['id']} could not be driven; the log says why")
+                worked += len(claimed)
+            if stuck := await leases.leases_of(Tx(connection), self.me):
+                raise RuntimeError(f"run {stuck[0].id} could not be driven; the log says why")
         return worked
 
     # ------------------------------------------------------------ held runs
 
-    def start_driver(self, rows: list[Row]) -> None:
+    def start_driver(self, rows: list[ClaimedRun]) -> None:
         for row in rows:
-            self.policies.seen(row["tenant_id"], row["policy_version"])
-            if row["id"] in self.drivers:
+            self.policies.seen(row.tenant_id, row.policy_version)
+            if row.id in self.drivers:
                 # Released and claimed again before its driver learned of the release. Take it up later, when that
                 # driver has left.
                 asyncio.get_running_loop().call_later(self.settings.poll_seconds, self.claimer.remember)
                 continue
-            self.claimer.took(row["id"])
+            self.claimer.took(row.id)
             driver = Driver(self, row)
-            self.drivers[row["id"]] = driver
+            self.drivers[row.id] = driver
             driver.task = asyncio.create_task(driver.drive())
             driver.task.add_done_callback(partial(self._driver_finished, driver))
         if rows:
@@ -387,7 +388,7 @@ class Worker:
         """Return True if this worker must release the run: running steps may finish, but none may start."""
         if self.draining or not self.may_begin:
             return True
-        return self.orders.job_id is not None and run.row["job_id"] != self.orders.job_id
+        return self.orders.job_id is not None and run.row.job_id != self.orders.job_id
 
     @property
     def may_begin(self) -> bool:
@@ -410,12 +411,12 @@ class Worker:
     def serves(self, label: str) -> bool:
         return self._alone or label in self.labels
 
-    async def lane_for(self, tenant_id: UUID, label: str) -> UUID:
-        lane = leases.label_lane(tenant_id, label)
-        if (tenant_id, label) not in self._label_lanes:
-            await self.database.fetch("add_label_lane", lane, tenant_id, label, patience=NO_TIMEOUT)
-            self._label_lanes.add((tenant_id, label))
-        return lane
+    async def queue_for(self, tenant_id: TenantId, label: str) -> QueueId:
+        queue_id = leases.label_queue(tenant_id, label)
+        if queue_id not in self._label_queues:
+            await self.database.fetch("add_label_queue", queue_id, tenant_id, label, patience=NO_TIMEOUT)
+            self._label_queues.add(queue_id)
+        return queue_id
 
     # ------------------------------------------------------------ the slow poll
 
@@ -436,14 +437,14 @@ class Worker:
                     stop.set()
 
     async def _check(self) -> None:
-        """Poll slowly, in case notifications are lost: mail, orders, and whether queued runs wait for our places."""
+        """Poll slowly, in case notifications are lost: commands, orders, and whether queued runs wait for our places."""
         with contextlib.suppress(Unavailable):
             pools = list(self.pools())
             takes_more = self.may_begin and not self.draining
             if takes_more and (room := self.claimer.room) > 0 and (flows := self.shop.tools.flows.all()):
                 awaited = [flow.plan.awaited for flow in flows]
-                await child_runs.wake_awaiting(self.database, awaited, self.me.actor, pools, self.tenants, most=room)
-            self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting_in", pools, self.tenants)
+                await flow_deployments.resume_awaiting(self.database, awaited, self.me.actor, pools, self.tenants, most=room)
+            self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()
             if self.database.went_back is not None:
@@ -462,7 +463,7 @@ class Worker:
             if now["leases"] > len(self.drivers):
                 self.claimer.remember()
             else:
-                self.claimer.seat_is(now["seated"], changes)
+                self.claimer.seat_is(now["has_dispatch_slot"], changes)
 
     async def _note_ended_calls(self) -> None:
         """Report calls that were left behind in a thread and have ended, so that people may record their outcome."""
@@ -471,27 +472,27 @@ class Worker:
             "note_ended_calls", self.me.id, [call.run_id for call in acting], [call.step for call in acting]
         )
 
-    # ------------------------------------------------------------ mail
+    # ------------------------------------------------------------ commands
 
-    def _on_mail(self, payload: str) -> None:
+    def _on_command(self, payload: str) -> None:
         if self.drivers and payload in ("", str(self.me.id)):
             self.spawn(self._nudge_all())
 
     async def _nudge_all(self) -> None:
-        for run_id in await inbox.runs_with_mail(self.database, self.me):
+        for run_id in await sql.runs_with_commands(self.database, worker_id=self.me.id):
             if driver := self.drivers.get(run_id):
                 driver.nudge()
 
-    def run_errands(self) -> None:
+    def deliver_signals(self) -> None:
         """Deliver to parents and children now instead of in the next sweep."""
-        self._errands.set()
+        self._signals.set()
 
-    async def _run_errands_forever(self) -> None:
+    async def _deliver_signals_forever(self) -> None:
         while True:
-            await self._errands.wait()
-            self._errands.clear()
+            await self._signals.wait()
+            self._signals.clear()
             with contextlib.suppress(Unavailable):
-                await child_runs.deliver(self.database, self.plans)
+                await run_signals.deliver(self.database, self.plans)
                 await sessions.start_waiting(self.database, self.plans)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -499,6 +500,6 @@ class Worker:
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
-    async def plan_of(self, row: Row) -> Plan:
-        tenant, name, version = row["tenant_id"], row["workflow"], row["workflow_version"]
+    async def plan_of(self, run: ClaimedRun) -> Plan:
+        tenant, name, version = run.tenant_id, run.workflow, run.workflow_version
         return self.plans.known(tenant, name, version) or await self.plans.get(tenant, name, version)

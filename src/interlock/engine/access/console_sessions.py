@@ -20,12 +20,12 @@ async def begin(database: Database, key: str) -> str:
         raise Unauthorized("paste an API key: it begins with il_")
     principal = await authenticate(database, key)
     token = secrets.token_urlsafe(32)
-    await database.fetch("begin_signin", database.clock(), _hash(token), principal.key_id, float(SECONDS), MOST_PER_KEY)
+    await database.fetch("begin_signin", _hash(token), principal.key_id, float(SECONDS), MOST_PER_KEY)
     return token
 
 
 async def behind(database: Database, token: str) -> Principal | None:
-    row = await database.row("signed_in", database.clock(), _hash(token))
+    row = await database.row("signed_in", _hash(token))
     return principal_of(row) if row else None
 
 

@@ -6,13 +6,13 @@ earlier key can be read as long as that key follows the new one; `encrypt_anew` 
 
 import secrets as randomness
 from typing import NamedTuple
-from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from interlock.engine.access.key_store import SecretsKey
 from interlock.errors import Conflict, Terminal
+from interlock.ids import TargetId, TenantId
 from interlock.settings import Settings
 from interlock.store.pool import Database, Row, Tx
 
@@ -22,11 +22,11 @@ class EncryptedValue(NamedTuple):
     ciphertext: bytes
 
 
-def place_of_secret(tenant_id: UUID, name: str) -> str:
+def place_of_secret(tenant_id: TenantId, name: str) -> str:
     return f"interlock secret {tenant_id} {name}"
 
 
-def place_of_webhook(tenant_id: UUID, webhook_id: UUID) -> str:
+def place_of_webhook(tenant_id: TenantId, webhook_id: TargetId) -> str:
     return f"interlock webhook {tenant_id} {webhook_id}"
 
 

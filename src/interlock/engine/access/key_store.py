@@ -23,6 +23,7 @@ from uuid import UUID
 from interlock.audit.keys import Keyring, SigningKey, VerifyKey, pem_blocks
 from interlock.audit.redact import tenant_salt
 from interlock.errors import Conflict
+from interlock.ids import TenantId
 from interlock.settings import Settings, private_directory
 
 _PEM = "-----BEGIN "
@@ -104,7 +105,7 @@ class Salts:
             _write_once(self._path, secrets.token_hex(32))
             self._next_look = 0.0
 
-    def __call__(self, tenant_id: UUID) -> bytes | None:
+    def __call__(self, tenant_id: TenantId) -> bytes | None:
         salt = self._salts.get(tenant_id)
         if salt is None and (master := self._read_master()) is not None:
             salt = self._salts[tenant_id] = tenant_salt(master, tenant_id)

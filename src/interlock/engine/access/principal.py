@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 import orjson
 
 from interlock.errors import Forbidden
+from interlock.ids import KeyId, TenantId
 from interlock.journal import DEADLINE, POLICY, Cause
 from interlock.lifecycle import ApprovalState
 from interlock.policy.roles import MAY, Permission, roles_with
@@ -18,8 +18,8 @@ DEFAULT_TENANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    key_id: UUID
-    tenant_id: UUID
+    key_id: KeyId
+    tenant_id: TenantId
     tenant: str
     name: str
     role: Role

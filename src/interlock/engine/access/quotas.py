@@ -3,10 +3,11 @@
 A quota is compared before a row is added, without a lock: requests at the same moment may exceed it by a few rows.
 """
 
-from uuid import UUID
 
 from interlock.errors import Conflict, RateLimited
-from interlock.store.pool import Database, Tx
+from interlock.ids import TenantId
+from interlock.settings import Settings
+from interlock.store.pool import Tx
 
 _RETRY_AFTER_SECONDS = 60
 # The prefix of plan names that `tool_calls.plan_for` makes.
@@ -17,9 +18,9 @@ class TooManyEvents(RateLimited):
     title, code = "Too many kept events", "TOO_MANY_EVENTS"
 
 
-async def check_events(tx: Tx, database: Database, tenant_id: UUID) -> None:
+async def check_events(tx: Tx, settings: Settings, tenant_id: TenantId) -> None:
     """Raise TooManyEvents if the tenant already keeps the maximum number of events that no step has taken."""
-    most = database.settings.max_kept_events
+    most = settings.max_kept_events
     if await tx.value("keeps_so_many_events", tenant_id, most):
         raise TooManyEvents(
             f"This tenant keeps {most:,} events that no step has taken (INTERLOCK_MAX_KEPT_EVENTS). Send it again when "
@@ -27,9 +28,9 @@ async def check_events(tx: Tx, database: Database, tenant_id: UUID) -> None:
         )  # fmt: skip
 
 
-async def check_schedules(tx: Tx, database: Database, tenant_id: UUID) -> None:
+async def check_schedules(tx: Tx, settings: Settings, tenant_id: TenantId) -> None:
     """Raise Conflict if the tenant has the maximum number of schedules."""
-    most = database.settings.max_schedules
+    most = settings.max_schedules
     if await tx.value("has_so_many_schedules", tenant_id, most):
         raise Conflict(
             f"This tenant has {most:,} schedules (INTERLOCK_MAX_SCHEDULES). Delete one before you add another.",
@@ -37,9 +38,9 @@ async def check_schedules(tx: Tx, database: Database, tenant_id: UUID) -> None:
         )
 
 
-async def check_made_plans(tx: Tx, database: Database, tenant_id: UUID) -> None:
+async def check_made_plans(tx: Tx, settings: Settings, tenant_id: TenantId) -> None:
     """Raise Conflict if the engine has recorded the maximum number of single-call plans for the tenant."""
-    most = database.settings.max_tool_call_plans
+    most = settings.max_tool_call_plans
     if await tx.value("has_so_many_made_plans", tenant_id, TOOL_CALLS, most):
         raise Conflict(
             f"This tenant has called {most:,} combinations of a tool and names of arguments "

@@ -18,6 +18,7 @@ from interlock.engine.access import encryption
 from interlock.engine.access.encryption import EncryptedValue
 from interlock.engine.access.principal import DEFAULT_TENANT, Principal
 from interlock.errors import Invalid, NotFound, Terminal
+from interlock.ids import TenantId
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
 
@@ -85,7 +86,7 @@ async def put(
     _check(value)
     sealed = encryption.encrypt(database.settings, encryption.place_of_secret(principal.tenant_id, name), value)
     row = await tx.row(
-        "set_secret", database.clock(), principal.tenant_id, name, *sealed, principal.actor, list(tools),
+        "set_secret", principal.tenant_id, name, *sealed, principal.actor, list(tools),
         None if workspaces is None else list(workspaces),
     )  # fmt: skip
     assert row is not None
@@ -130,13 +131,13 @@ class Secrets:
         self._database = database
         self._opened: dict[tuple[UUID, frozenset[str]], tuple[float, DecryptedSecret]] = {}
 
-    async def open(self, tenant_id: UUID, names: Iterable[str], use: Use) -> DecryptedSecret:
+    async def open(self, tenant_id: TenantId, names: Iterable[str], use: Use) -> DecryptedSecret:
         """Return all of them. Raise Terminal, naming the secret, if one does not exist or may not be used so."""
         opened = await self._lately_opened(tenant_id, frozenset(names))
         opened.require(use)
         return opened
 
-    async def _lately_opened(self, tenant_id: UUID, wanted: frozenset[str]) -> DecryptedSecret:
+    async def _lately_opened(self, tenant_id: TenantId, wanted: frozenset[str]) -> DecryptedSecret:
         at, opened = self._opened.get((tenant_id, wanted), (float("-inf"), None))
         if opened is not None and time.monotonic() - at < _KEEP_SECONDS:
             return opened
@@ -146,7 +147,7 @@ class Secrets:
         self._opened[tenant_id, wanted] = time.monotonic(), opened
         return opened
 
-    async def _open(self, tenant_id: UUID, names: frozenset[str]) -> DecryptedSecret:
+    async def _open(self, tenant_id: TenantId, names: frozenset[str]) -> DecryptedSecret:
         rows = await self._database.fetch("sealed_secrets", tenant_id, list(names))
         stored = {row["name"]: row for row in rows}
         is_default = any(row["tenant"] == DEFAULT_TENANT for row in rows)
@@ -159,7 +160,7 @@ class Secrets:
         }  # fmt: skip
         return DecryptedSecret(values, Scrubber(values.values()), bindings)
 
-    def _unsealed(self, tenant_id: UUID, row: Row) -> str:
+    def _unsealed(self, tenant_id: TenantId, row: Row) -> str:
         name, sealed = row["name"], EncryptedValue(row["nonce"], row["ciphertext"])
         return encryption.decrypt(
             self._database.settings, encryption.place_of_secret(tenant_id, name), sealed, f"secret {name}"

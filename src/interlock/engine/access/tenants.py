@@ -9,7 +9,7 @@ from uuid import UUID
 
 from interlock.engine.access.principal import DEFAULT_TENANT, OURS, Principal
 from interlock.errors import Conflict, Invalid, NotFound, Unauthorized
-from interlock.ids import uuid7
+from interlock.ids import KeyId, TenantId, uuid7
 from interlock.store.pool import Database, Row, Tx
 from interlock.wire import Role
 
@@ -83,13 +83,13 @@ async def bootstrap(database: Database, wanted: str | None) -> str | None:
     """Create the default tenant, and its admin key if there are no keys yet. Return the new key."""
 
     async def work(tx: Tx) -> str | None:
-        await create_tenant(tx, database, DEFAULT_TENANT, exist_ok=True)
+        await create_tenant(tx, DEFAULT_TENANT, exist_ok=True)
         if await tx.value("any_key"):
             return None
         tenant = await tx.row("tenant_named", DEFAULT_TENANT)
         assert tenant is not None
         key = wanted or new_key()
-        await add_key(tx, database, tenant["id"], "admin", Role.ADMIN, key=key)
+        await add_key(tx, tenant["id"], "admin", Role.ADMIN, key=key)
         return key
 
     return await database.run_in_transaction(work)
@@ -97,7 +97,6 @@ async def bootstrap(database: Database, wanted: str | None) -> str | None:
 
 async def create_tenant(
     tx: Tx,
-    database: Database,
     name: str,
     *,
     max_concurrency: int | None = None,
@@ -107,7 +106,7 @@ async def create_tenant(
     exist_ok: bool = False,
 ) -> Row:
     made = await tx.value(
-        "create_tenant", database.clock(), uuid7(), name, max_concurrency, weight, max_runs_per_min, max_writes_per_run
+        "create_tenant", uuid7(), name, max_concurrency, weight, max_runs_per_min, max_writes_per_run
     )
     if made is None and not exist_ok:
         raise Conflict(f"tenant {name} exists already", code="TENANT_EXISTS")
@@ -118,8 +117,7 @@ async def create_tenant(
 
 async def add_key(
     tx: Tx,
-    database: Database,
-    tenant_id: UUID,
+    tenant_id: TenantId,
     name: str,
     role: Role,
     *,
@@ -134,16 +132,16 @@ async def add_key(
             code="KEY_NAME_TAKEN",
         )
     key = key or new_key()
-    row = await tx.row("create_key", database.clock(), uuid7(), tenant_id, workspace_id, name, role, _hash(key), groups)
+    row = await tx.row("create_key", uuid7(), tenant_id, workspace_id, name, role, _hash(key), groups)
     if row is None:
         raise Conflict("this key is in use already", code="KEY_EXISTS")
     return row, key
 
 
-async def revoke_key(tx: Tx, database: Database, principal: Principal, key_id: UUID) -> Row:
+async def revoke_key(tx: Tx, principal: Principal, key_id: KeyId) -> Row:
     if key_id == principal.key_id:
         raise Conflict("a key cannot revoke itself; use another admin key", code="KEY_IN_USE")
-    row = await tx.row("revoke_key", database.clock(), principal.tenant_id, key_id, principal.workspace_id)
+    row = await tx.row("revoke_key", principal.tenant_id, key_id, principal.workspace_id)
     if row is None:
         raise NotFound(f"no key {key_id}")
     return row
@@ -159,9 +157,9 @@ async def update_tenant(tx: Tx, name: str, changes: Mapping[str, Any]) -> Row:
     return row
 
 
-async def usage(database: Database, tenant_id: UUID | None, cursor: UUID | None = None, limit: int = 1) -> list[Row]:
+async def usage(database: Database, tenant_id: TenantId | None, cursor: UUID | None = None, limit: int = 1) -> list[Row]:
     """Return the usage of one tenant, or of all."""
-    return await database.fetch("usage", database.clock(), tenant_id, cursor, limit)
+    return await database.fetch("usage", tenant_id, cursor, limit)
 
 
 async def tenants(database: Database, cursor: UUID | None, limit: int) -> list[Row]:

@@ -17,8 +17,10 @@ from interlock.engine.policies import Policies
 from interlock.engine.proof.instrumentation import observe_approval_end
 from interlock.engine.runs import runs
 from interlock.engine.workflows import Plans
-from interlock.engine.writing.run_commands import OpenRun, deliver_command, open_run, put_back, read_journal
+from interlock.engine.writing.deliver import deliver_command, put_back
+from interlock.engine.writing.load import OpenRun, load_journal, open_run
 from interlock.errors import Conflict, Forbidden, InterlockError, Invalid, NotFound
+from interlock.ids import ApprovalId, ReceiptId, RunId, SessionId, TenantId
 from interlock.journal import ApprovalKind, CommandType, EntryType, RunCommand, encode
 from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptEvent, ReceiptState, Tier
 from interlock.policy import policy
@@ -26,13 +28,14 @@ from interlock.policy.action import ProposedAction
 from interlock.policy.quorum import CastVote, Question, Refusal, missing, outcome, refusal
 from interlock.policy.roles import MAY, Permission, roles_with
 from interlock.store.pool import Database, Row, Tx
+from interlock.store.records import RunRecord
 from interlock.telemetry import metrics
 from interlock.visible import visible_json, visible_text
 from interlock.wire import Role
 
 
 async def decide(
-    tx: Tx, database: Database, plans: Plans, principal: Principal, approval_id: UUID, *,
+    tx: Tx, plans: Plans, principal: Principal, approval_id: ApprovalId, *,
     approves: bool, reason: str | None = None, digest: str | None = None, found_out: dict[str, Any] | None = None,
     whoever_said_it: bool = False,
 ) -> Row:  # fmt: skip
@@ -43,7 +46,7 @@ async def decide(
     is what a person found out about an effect in doubt: see `resolve_doubt`.
     """
     found = await get(tx, principal, approval_id)
-    run, approval = await _open(tx, database, plans, found, principal.workspace_id)
+    run, approval = await _open(tx, plans, found, principal.workspace_id)
     state = ApprovalState(approval["status"])
     wanted = ApprovalState.APPROVED if approves else ApprovalState.REJECTED
     votes = _cast(await votes_on(tx, [approval]))
@@ -64,24 +67,24 @@ async def decide(
         raise _refused(refused)
     if approves:
         _require_digest(approval, digest)
-    await tx.fetch("cast_vote", database.clock(), approval_id, approval["digest"], principal.actor, wanted, reason)
+    await tx.fetch("cast_vote", approval_id, approval["digest"], principal.actor, wanted, reason)
     votes.append(CastVote(principal.actor, approves))
     event = outcome(question, votes)
     if event is None:
         about = {"type": EntryType.APPROVAL_VOTE, "approval_id": str(approval_id), "votes": len(votes)}
         await deliver_command(
-            tx, database, run, RunCommand(CommandType.NOTE, principal.actor, about, step=approval["step"])
+            tx, run, RunCommand(CommandType.NOTE, principal.actor, about, step=approval["step"])
         )
         return approval
-    return await _resolve(tx, database, run, approval, event, principal.actor, reason, found_out)
+    return await _resolve(tx, run, approval, event, principal.actor, reason, found_out)
 
 
 async def _open(
-    tx: Tx, database: Database, plans: Plans, found: Row, workspace_id: str | None = None
+    tx: Tx, plans: Plans, found: Row, workspace_id: str | None = None
 ) -> tuple[OpenRun, Row]:
     """Lock the run and then the approval, in lock order, and return both."""
-    run = await open_run(tx, database, plans, found["tenant_id"], found["run_id"], workspace_id)
-    approval = await tx.row("lock_approval", database.clock(), found["tenant_id"], found["id"])
+    run = await open_run(tx, plans, found["tenant_id"], found["run_id"], workspace_id)
+    approval = await tx.row("lock_approval", found["tenant_id"], found["id"])
     assert approval is not None
     return run, approval
 
@@ -187,7 +190,7 @@ async def votes_on(tx: Tx | Database, approvals: Sequence[Row]) -> list[Row]:
 
 
 async def edit(
-    tx: Tx, database: Database, plans: Plans, policies: Policies, principal: Principal, approval_id: UUID, *,
+    tx: Tx, plans: Plans, policies: Policies, principal: Principal, approval_id: ApprovalId, *,
     patch: dict[str, Any], reason: str | None = None, digest: str | None = None,
 ) -> Row:  # fmt: skip
     """Change the proposed action. The policy judges it again, and votes on the old one no longer count.
@@ -195,7 +198,7 @@ async def edit(
     The editor counts as the requester of the edited action, so another person has to approve it.
     """
     found = await get(tx, principal, approval_id)
-    run, approval = await _open(tx, database, plans, found, principal.workspace_id)
+    run, approval = await _open(tx, plans, found, principal.workspace_id)
     _check_open(approval, "edit")
     _check_digest(approval, digest)
     if approval["kind"] != ApprovalKind.ACTION:
@@ -204,20 +207,20 @@ async def edit(
     if refused := refusal(question_of(approval), [], principal.actor, principal.groups, approves=False, reason=reason):
         raise _refused(refused)
     _require_digest(approval, digest)
-    journal = run.journal or await read_journal(tx, plans, run.row)
+    journal = run.journal or await load_journal(tx, plans, run.row)
     fold = journal.fold_of(approval["step"])
     given = await with_answers(principal.tenant_id, partial(fold.step.input.render, journal.scope_of(fold))) or {}
-    action, decision = await policies.judge_edit(tx, run.row, approval, given, patch, run.now)
+    action, decision = await policies.judge_edit(tx, run.row, approval, given, patch, run.row.now)
     if decision.answer == policy.PolicyAnswer.DENY:
         raise Forbidden(f"the policy denies the edited action: {decision.reason}", code="POLICY_DENIED")
-    edited = await _put_in_place(tx, database, approval, action, decision, principal.actor)
+    edited = await _put_in_place(tx, approval, action, decision, principal.actor)
     data = _edit_in_journal(edited, action, decision, policies.hidden(action.tool))
-    await deliver_command(tx, database, run, RunCommand(CommandType.EDIT, principal.actor, data, step=approval["step"]))
+    await deliver_command(tx, run, RunCommand(CommandType.EDIT, principal.actor, data, step=approval["step"]))
     return edited
 
 
 async def _put_in_place(
-    tx: Tx, database: Database, approval: Row, action: ProposedAction, decision: policy.Decision, by: str
+    tx: Tx, approval: Row, action: ProposedAction, decision: policy.Decision, by: str
 ) -> Row:
     """Replace the proposed action with the edited one.
 
@@ -229,8 +232,7 @@ async def _put_in_place(
         "edit_action", approval["id"], encode(action.as_dict()), action.digest,
         decision.tier if asks else approval["tier"], decision.two_person if asks else approval["two_person"],
         list(decision.rule_ids), decision.reason, decision.policy_digest,
-        f"{action.tool} on {action.target}" if action.target else action.tool, by, database.clock(),
-        list(decision.approvers if asks else approval["approvers"]),
+        f"{action.tool} on {action.target}" if action.target else action.tool, by, list(decision.approvers if asks else approval["approvers"]),
         decision.reason_required if asks else approval["reason_required"],
         (decision.expires_in or EXPIRES_IN[decision.tier or Tier.HIGH]) if asks else None,
         list(decision.escalate_to if asks else approval["escalate_to"]), decision.escalate_after,
@@ -261,7 +263,7 @@ _FOUND_OUT = {"happened": ReceiptEvent.CONFIRM, "did_not_happen": ReceiptEvent.F
 
 
 async def resolve_doubt(
-    tx: Tx, database: Database, plans: Plans, principal: Principal, receipt_id: UUID, *,
+    tx: Tx, plans: Plans, principal: Principal, receipt_id: ReceiptId, *,
     outcome: str, output: Any = None, reason: str | None = None,
 ) -> None:  # fmt: skip
     """Record what a person found out about an interrupted effect: it happened, it did not, or the run shall fail.
@@ -273,7 +275,7 @@ async def resolve_doubt(
     if receipt["status"] != ReceiptState.IN_DOUBT:
         metrics.refused.labels("receipt", receipt["status"], _FOUND_OUT[outcome]).inc()
         raise Conflict(f"the receipt is {receipt['status']}; there is no doubt about it", code="RECEIPT_RESOLVED")
-    if outcome != "fail" and (worker := await tx.row("acting_worker", database.clock(), receipt_id)) is not None:
+    if outcome != "fail" and (worker := await tx.row("acting_worker", receipt_id)) is not None:
         raise Conflict(
             f"the call still runs in worker {worker['name']} and may yet have its effect; look again when it has ended,"
             f" or end the worker: interlock worker terminate {worker['id']}",
@@ -283,48 +285,48 @@ async def resolve_doubt(
     approval = await tx.row("approval_on_receipt", principal.tenant_id, receipt_id)
     if approval is not None and approval["status"] == ApprovalState.REQUESTED:
         await decide(
-            tx, database, plans, principal, approval["id"], approves=outcome != "fail", reason=reason,
+            tx, plans, principal, approval["id"], approves=outcome != "fail", reason=reason,
             found_out={"outcome": outcome, "output": text},
         )  # fmt: skip
     elif outcome == "fail":
         raise Conflict("its run does not wait for an answer any more", code="RUN_TERMINAL_STATE")
-    elif principal.actor in await tx.value("askers_of", receipt["run_id"]):
+    elif principal.actor in await tx.value("requesters_of", receipt["run_id"]):
         raise Forbidden("who asked for it cannot settle it: another person has to", code="SELF_APPROVAL")
     if outcome == "fail":
         return  # the end of the run does not settle the effect: its key stays taken until a person resolves it
     status = ReceiptState.SUCCEEDED if outcome == "happened" else ReceiptState.FAILED
-    if await tx.row("resolve_doubt", database.clock(), receipt_id, status, text) is None:
+    if await tx.row("resolve_doubt", receipt_id, status, text) is None:
         raise Conflict("This receipt has been resolved already.", code="RECEIPT_RESOLVED")
     tx.on_commit(metrics.transition("receipt", receipt["status"], status).inc)
 
 
-async def expire(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
+async def expire(tx: Tx, plans: Plans, tenant_id: TenantId, approval_id: ApprovalId) -> None:
     found = await tx.row("get_approval", tenant_id, approval_id)
     assert found is not None
-    run, approval = await _open(tx, database, plans, found)
+    run, approval = await _open(tx, plans, found)
     if approval["status"] == ApprovalState.REQUESTED and approval["expires_at"] <= approval["now"]:
-        await _resolve(tx, database, run, approval, ApprovalEvent.EXPIRE, "system:timeout", None)
+        await _resolve(tx, run, approval, ApprovalEvent.EXPIRE, "system:timeout", None)
     else:
         await put_back(tx, run)
 
 
-async def remind_or_escalate(tx: Tx, database: Database, plans: Plans, tenant_id: UUID, approval_id: UUID) -> None:
+async def remind_or_escalate(tx: Tx, plans: Plans, tenant_id: TenantId, approval_id: ApprovalId) -> None:
     """Escalate to the second group if that is due, else remind people, once. One change per transaction."""
     found = await tx.row("get_approval", tenant_id, approval_id)
     assert found is not None
-    run, approval = await _open(tx, database, plans, found)
+    run, approval = await _open(tx, plans, found)
     now, still_open = approval["now"], approval["status"] == ApprovalState.REQUESTED
     about: dict[str, Any] = {"approval_id": str(approval_id)}
     if still_open and approval["escalated_at"] is None and _is_due(approval["escalate_at"], now):
-        await tx.row("escalate_approval", database.clock(), approval_id)
+        await tx.row("escalate_approval", approval_id)
         about |= {"type": EntryType.APPROVAL_ESCALATED, "escalate_to": list(approval["escalate_to"])}
     elif still_open and _is_due(approval["remind_at"], now):
-        await tx.row("remind_approval", database.clock(), approval_id)
+        await tx.row("remind_approval", approval_id)
         about |= {"type": EntryType.APPROVAL_REMINDED, "expires_at": approval["expires_at"]}
     else:
         await put_back(tx, run)
         return
-    await deliver_command(tx, database, run, RunCommand(CommandType.NOTE, "system:timer", about, step=approval["step"]))
+    await deliver_command(tx, run, RunCommand(CommandType.NOTE, "system:timer", about, step=approval["step"]))
 
 
 def _is_due(moment: datetime | None, now: datetime) -> bool:
@@ -332,20 +334,20 @@ def _is_due(moment: datetime | None, now: datetime) -> bool:
 
 
 async def _resolve(
-    tx: Tx, database: Database, run: OpenRun, approval: Row, event: ApprovalEvent, actor: str, reason: str | None,
+    tx: Tx, run: OpenRun, approval: Row, event: ApprovalEvent, actor: str, reason: str | None,
     found_out: dict[str, Any] | None = None,
 ) -> Row:  # fmt: skip
     state = APPROVAL.move(ApprovalState(approval["status"]), event)
-    resolved = await tx.row("resolve_approval", database.clock(), approval["id"], state)
+    resolved = await tx.row("resolve_approval", approval["id"], state)
     assert resolved is not None
-    tx.on_commit(partial(observe_approval_end, resolved))
+    tx.on_commit(partial(observe_approval_end, state, resolved["requested_at"], resolved["resolved_at"]))
     data = {"approval_id": str(approval["id"]), "decision": state, "reason": reason, **(found_out or {})}
-    await deliver_command(tx, database, run, RunCommand(CommandType.DECIDE, actor, data, step=approval["step"]))
+    await deliver_command(tx, run, RunCommand(CommandType.DECIDE, actor, data, step=approval["step"]))
     return resolved
 
 
 async def approve_run(
-    tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, *,
+    tx: Tx, plans: Plans, principal: Principal, run_id: RunId, *,
     reason: str | None = None, digest: str | None = None,
 ) -> None:  # fmt: skip
     """Approve all actions that the run waits for, or only the one with this digest."""
@@ -358,24 +360,24 @@ async def approve_run(
         _check_digest(waiting[0], digest)
     for approval in named:
         await decide(
-            tx, database, plans, principal, approval["id"], approves=True, reason=reason, digest=digest,
+            tx, plans, principal, approval["id"], approves=True, reason=reason, digest=digest,
             whoever_said_it=True,
         )  # fmt: skip
 
 
-async def _check_repeated(tx: Tx, principal: Principal, run: Row, digest: str | None) -> None:
+async def _check_repeated(tx: Tx, principal: Principal, run: RunRecord, digest: str | None) -> None:
     """Raise if the run waits for no approval, unless the caller repeats the vote that let the run continue."""
-    if run["completed_at"] is not None:
+    if run.completed_at is not None:
         raise Conflict(
-            f"The run is {run['status']}: it waits for no approval.",
-            code="RUN_TERMINAL_STATE", state=run["status"], allowed=[],
+            f"The run is {run.status}: it waits for no approval.",
+            code="RUN_TERMINAL_STATE", state=run.status, allowed=[],
         )  # fmt: skip
-    approved = await list_approvals(tx, principal, status=ApprovalState.APPROVED, run_id=run["id"], limit=1)
+    approved = await list_approvals(tx, principal, status=ApprovalState.APPROVED, run_id=run.id, limit=1)
     last = [approval for approval in approved if digest in (None, approval["digest"])]
     if not any(vote["voter"] == principal.actor for vote in await votes_on(tx, last)):
         raise Conflict(
-            f"The run is {run['status']}: it waits for no approval.",
-            code="NOTHING_TO_APPROVE", state=run["status"], allowed=[],
+            f"The run is {run.status}: it waits for no approval.",
+            code="NOTHING_TO_APPROVE", state=run.status, allowed=[],
         )  # fmt: skip
 
 
@@ -384,8 +386,8 @@ async def list_approvals(
     principal: Principal,
     *,
     status: str | None = None,
-    run_id: UUID | None = None,
-    session_id: UUID | None = None,
+    run_id: RunId | None = None,
+    session_id: SessionId | None = None,
     cursor: UUID | None = None,
     limit: int = 100,
 ) -> list[Row]:
@@ -394,7 +396,7 @@ async def list_approvals(
     )
 
 
-async def get(tx: Tx | Database, principal: Principal, approval_id: UUID) -> Row:
+async def get(tx: Tx | Database, principal: Principal, approval_id: ApprovalId) -> Row:
     row = await tx.row("get_approval", principal.tenant_id, approval_id)
     if row is not None and principal.workspace_id is not None:
         run = await tx.row("get_run", principal.tenant_id, row["run_id"])

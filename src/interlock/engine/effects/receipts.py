@@ -1,13 +1,16 @@
 """Receipts: intents declared before effects, and the results of those effects."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from interlock.engine.access.principal import Principal
 from interlock.errors import NotFound
+from interlock.ids import ApprovalId, ReceiptId, RunId, TenantId, WorkerId
 from interlock.lifecycle import ReceiptState
-from interlock.store.pool import Database, Row, Tx
+from interlock.store import sql
+from interlock.store.pool import Database, Executor, Row, Tx
+from interlock.store.records import DeclaredIntent, NewIntent, ReceiptResult
 from interlock.telemetry import metrics
 
 # The only step of a run that reverses an effect.
@@ -21,7 +24,7 @@ class EffectIntent:
     `reverses` is the receipt of the effect that it undoes.
     """
 
-    id: UUID
+    id: ReceiptId
     step: str
     tool: str
     key: str
@@ -29,22 +32,22 @@ class EffectIntent:
     attempt: int
     request_metadata: str
     undo: str | None = None
-    approval_id: UUID | None = None
-    reverses: UUID | None = None
+    approval_id: ApprovalId | None = None
+    reverses: ReceiptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptResult:
+class EffectResult:
     """The result of an intent."""
 
-    receipt_id: UUID
+    receipt_id: ReceiptId
     status: ReceiptState
     output: str | None = None
     response_metadata: str | None = None
     # The receipt of the effect that was not undone.
-    releases: UUID | None = None
+    releases: ReceiptId | None = None
     # The worker in which the call still runs, although the step has ended.
-    acting_worker: UUID | None = None
+    acting_worker: WorkerId | None = None
     # The error of the attempt, if it was not done or is in doubt.
     error: str | None = None
 
@@ -53,126 +56,124 @@ class ReceiptResult:
 class ExistingReceipt:
     """An earlier receipt with the same key, which blocks an intent."""
 
-    id: UUID | None
+    id: ReceiptId | None
     key: str
-    run_id: UUID | None
+    run_id: RunId | None
     step: str | None
     status: ReceiptState
     digest: str | None
     output: str | None
 
 
-async def get(tx: Tx | Database, principal: Principal, receipt_id: UUID) -> Row:
+async def get(tx: Tx | Database, principal: Principal, receipt_id: ReceiptId) -> Row:
     row = await tx.row("get_receipt", principal.tenant_id, receipt_id, principal.workspace_id)
     if row is None:
         raise NotFound(f"No receipt {receipt_id}.", code="RECEIPT_NOT_FOUND")
     return row
 
 
-async def declare_intents(
-    tx: Tx, database: Database, intents: list[tuple[UUID, UUID, EffectIntent]]
-) -> dict[UUID, ExistingReceipt]:
-    """Write the intents of (tenant, run). Return the blocked ones by id, each with the receipt that blocks it."""
-    found = await _undone_elsewhere(tx, database, [item for item in intents if item[2].reverses is not None])
-    for turn in _turns([item for item in intents if item[2].id not in found]):
-        found |= await _attempt(tx, database, turn)
-    approved = [(i.approval_id, i.id) for _, _, i in intents if i.approval_id is not None and i.id not in found]
-    if approved:
-        await tx.fetch("consume_approvals", database.clock(), [a for a, _ in approved], [r for _, r in approved])
-    return found
+# An intent with its tenant and its run.
+Declared = tuple[TenantId, RunId, EffectIntent]
 
 
-async def _undone_elsewhere(
-    tx: Tx, database: Database, intents: list[tuple[UUID, UUID, EffectIntent]]
-) -> dict[UUID, ExistingReceipt]:
+async def declare_intents(tx: Executor, intents: Sequence[Declared]) -> dict[ReceiptId, ExistingReceipt]:
+    """Write the intents. Return the blocked ones by id, each with the receipt that blocks it."""
+    blocked = await _reversed_elsewhere(tx, [item for item in intents if item[2].reverses is not None])
+    for distinct in _by_key([item for item in intents if item[2].id not in blocked]):
+        blocked |= await _attempt(tx, distinct)
+    used = [(i.approval_id, i.id) for _, _, i in intents if i.approval_id is not None and i.id not in blocked]
+    if used:
+        await sql.use_approvals(tx, approval_ids=[a for a, _ in used], receipt_ids=[r for _, r in used])
+    return blocked
+
+
+async def _reversed_elsewhere(tx: Executor, intents: Sequence[Declared]) -> dict[ReceiptId, ExistingReceipt]:
     """Return the intents of compensations whose effect a reversal already undoes."""
     if not intents:
         return {}
-    receipts, runs = [i.reverses for _, _, i in intents], [run for _, run, _ in intents]
-    await tx.fetch(
-        "claim_reversals", database.clock(), receipts, [tenant for tenant, _, _ in intents], runs,
-        [i.step for _, _, i in intents],
-    )  # fmt: skip
-    others = {row["receipt_id"]: row for row in await tx.fetch("reversed_by_others", receipts, runs)}
+    reverses = [(i.reverses, tenant, run, i.step) for tenant, run, i in intents if i.reverses is not None]
+    receipt_ids, run_ids = [r[0] for r in reverses], [r[2] for r in reverses]
+    await sql.claim_reversals(
+        tx, receipt_ids=receipt_ids, tenant_ids=[r[1] for r in reverses], run_ids=run_ids, steps=[r[3] for r in reverses]
+    )
+    others = await sql.reversed_by_others(tx, receipt_ids=receipt_ids, run_ids=run_ids)
+    by_receipt = {other.receipt_id: other for other in others}
     return {
-        i.id: ExistingReceipt(
-            None, i.key, others[i.reverses]["run_id"], others[i.reverses]["step"],
-            ReceiptState.SUCCEEDED if others[i.reverses]["undoing"] == "done" else ReceiptState.ATTEMPTED,
-            None, None,
+        intent.id: ExistingReceipt(
+            None, intent.key, other.run_id, other.step,
+            ReceiptState.SUCCEEDED if other.state == "done" else ReceiptState.ATTEMPTED, None, None,
         )
-        for _, _, i in intents
-        if i.reverses in others
+        for _, _, intent in intents
+        if intent.reverses is not None and (other := by_receipt.get(intent.reverses)) is not None
     }  # fmt: skip
 
 
-async def release(tx: Tx, reversals: list[tuple[UUID, UUID]]) -> None:
-    """Release the claims of (receipt, run) on effects that were not undone."""
-    await tx.fetch("release_reversals", [receipt for receipt, _ in reversals], [run for _, run in reversals])
-
-
-def _turns(intents: list[tuple[UUID, UUID, EffectIntent]]) -> list[list[tuple[UUID, UUID, EffectIntent]]]:
+def _by_key(intents: Sequence[Declared]) -> list[list[Declared]]:
     """Split the intents into statements: two runs may want the same effect, and a statement takes each key only once.
 
     Sorted by key, so that two workers that want the same effects cannot deadlock.
     """
-    turns: list[list[tuple[UUID, UUID, EffectIntent]]] = []
-    seen: Counter[tuple[UUID, str]] = Counter()
+    statements: list[list[Declared]] = []
+    seen: Counter[tuple[TenantId, str]] = Counter()
     for item in sorted(intents, key=lambda item: (item[0], item[2].key)):
-        place = (item[0], item[2].key)
-        if seen[place] == len(turns):
-            turns.append([])
-        turns[seen[place]].append(item)
-        seen[place] += 1
-    return turns
+        key = (item[0], item[2].key)
+        if seen[key] == len(statements):
+            statements.append([])
+        statements[seen[key]].append(item)
+        seen[key] += 1
+    return statements
 
 
-async def _attempt(
-    tx: Tx, database: Database, intents: list[tuple[UUID, UUID, EffectIntent]]
-) -> dict[UUID, ExistingReceipt]:
-    rows = await tx.fetch(
-        "attempt_effects", database.clock(), [i.id for _, _, i in intents], [t for t, _, _ in intents],
-        [r for _, r, _ in intents], [i.step for _, _, i in intents], [i.tool for _, _, i in intents],
-        [i.key for _, _, i in intents], [i.digest for _, _, i in intents], [i.attempt for _, _, i in intents],
-        [i.request_metadata for _, _, i in intents], [i.undo for _, _, i in intents],
-    )  # fmt: skip
-    for row in rows:
-        if row["goes_ahead"]:
-            before = row["status"] or ReceiptState.FAILED
+async def _attempt(tx: Executor, intents: Sequence[Declared]) -> dict[ReceiptId, ExistingReceipt]:
+    declared = await sql.declare_intents(tx, intents=[_new_intent(*item) for item in intents])
+    for each in declared:
+        if each.goes_ahead:
+            before = each.status or ReceiptState.FAILED
             tx.on_commit(metrics.transition("receipt", before, ReceiptState.ATTEMPTED).inc)
     return {
-        row["intent_id"]: ExistingReceipt(
-            row["id"], row["idempotency_key"], row["undone_by"] or row["run_id"], row["undone_in"] or row["step"],
-            _standing(row), row["action_digest"], row["output"],
+        each.intent_id: ExistingReceipt(
+            each.id, each.idempotency_key, each.undone_by or each.run_id, each.undone_in or each.step, _standing(each),
+            each.action_digest, each.output,
         )
-        for row in rows
-        if not row["goes_ahead"]
+        for each in declared
+        if not each.goes_ahead
     }  # fmt: skip
 
 
-def _standing(row: Row) -> ReceiptState:
+def _new_intent(tenant_id: TenantId, run_id: RunId, intent: EffectIntent) -> NewIntent:
+    return NewIntent(
+        intent.id, tenant_id, run_id, intent.step, intent.tool, intent.key, intent.digest, intent.attempt,
+        intent.request_metadata, intent.undo,
+    )  # fmt: skip
+
+
+def _standing(declared: DeclaredIntent) -> ReceiptState:
     """Return the state of the blocking receipt, as far as it answers the intent.
 
     An effect that is being undone counts as attempted. So does a receipt that our snapshot does not contain yet,
     because another run has declared it at this moment.
     """
-    under_way = row["undone_by"] is not None or row["status"] is None
-    return ReceiptState.ATTEMPTED if under_way else ReceiptState(row["status"])
+    if declared.undone_by is not None or declared.status is None:
+        return ReceiptState.ATTEMPTED
+    return declared.status
 
 
-async def complete_receipts(tx: Tx, database: Database, seals: list[ReceiptResult]) -> None:
-    rows = await tx.fetch(
-        "seal_receipts", database.clock(), [s.receipt_id for s in seals], [s.status for s in seals],
-        [s.output for s in seals], [s.response_metadata for s in seals], [s.acting_worker for s in seals],
-        [s.error for s in seals],
-    )  # fmt: skip
-    _count(tx, rows)
+async def complete(tx: Executor, results: Sequence[tuple[RunId, EffectResult]]) -> None:
+    """Store the results of effects. A reversal that failed gives up its claim on the effect."""
+    rows = [
+        ReceiptResult(r.receipt_id, r.status, r.output, r.response_metadata, r.acting_worker, r.error) for _, r in results
+    ]
+    _count(tx, await sql.complete_receipts(tx, results=rows))
+    released = [(result.releases, run_id) for run_id, result in results if result.releases is not None]
+    if released:
+        await sql.release_reversals(tx, receipt_ids=[r for r, _ in released], run_ids=[run for _, run in released])
 
 
-async def doubt(tx: Tx, run_ids: list[UUID]) -> None:
+async def doubt(tx: Executor, run_ids: Sequence[RunId]) -> None:
     """Mark the unfinished effects of these ended runs as in doubt."""
-    _count(tx, await tx.fetch("doubt_receipts", run_ids))
+    _count(tx, await sql.doubt_receipts(tx, run_ids=run_ids))
 
 
-def _count(tx: Tx, ended: list[Row]) -> None:
-    for row in ended:
-        tx.on_commit(metrics.transition("receipt", ReceiptState.ATTEMPTED, row["status"]).inc)
+def _count(tx: Executor, states: Sequence[str]) -> None:
+    for state in states:
+        tx.on_commit(metrics.transition("receipt", ReceiptState.ATTEMPTED, state).inc)

@@ -1,7 +1,6 @@
 """Reversals: undoing an effect is a governed run of one step, at most once per receipt."""
 
 from typing import Any
-from uuid import UUID
 
 import orjson
 
@@ -17,18 +16,20 @@ from interlock.engine.expression_answers import input_of
 from interlock.engine.runs import runs
 from interlock.engine.runs.runs import NewRun
 from interlock.engine.workflows import Plans
-from interlock.engine.writing.run_commands import read_journal
+from interlock.engine.writing.load import load_journal
 from interlock.errors import Conflict
+from interlock.ids import ReceiptId, RunId, TenantId
 from interlock.journal import Journal, StepSnapshot
 from interlock.lifecycle import ReceiptState
 from interlock.store.pool import Database, Row, Tx
+from interlock.store.records import RunDetails, RunRecord
 from interlock.tools import Registry
 
 
 async def reverse(
-    tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: UUID, new_id: UUID,
+    tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: ReceiptId, new_id: RunId,
     reason: str | None,
-) -> tuple[Row, Plan]:  # fmt: skip
+) -> tuple[RunDetails, Plan]:  # fmt: skip
     receipt = await receipts.get(tx, principal, receipt_id)
     original = await runs.get(tx, principal, receipt["run_id"])
     if receipt["undo"] is None:
@@ -36,7 +37,7 @@ async def reverse(
     if receipt["status"] != ReceiptState.SUCCEEDED:
         raise Conflict(f"the receipt is {receipt['status']}; only what happened can be undone", code="NOT_REVERSIBLE")
     claimed = await tx.value(
-        "reverse_receipt", database.clock(), receipt_id, principal.tenant_id, new_id, reason, principal.actor
+        "reverse_receipt", receipt_id, principal.tenant_id, new_id, reason, principal.actor
     )
     if claimed is None:
         raise Conflict(
@@ -50,16 +51,13 @@ async def reverse(
     row = await workflows.keep(tx, database, principal, plan)
     trigger = {"source": "reversal", "ref": str(receipt_id)}
     new = NewRun(new_id, plan.name, row["version"], plan, given, trigger)
-    await runs.start_many(tx, database, principal.within(original["workspace_id"]), [new])
     # A new try of a reversal that may have happened is the same effect: see `effect_of`.
-    await tx.fetch("root_run", new_id, receipt_id)
-    started = await tx.row("get_run", principal.tenant_id, new_id)
-    assert started is not None
-    return started, plan
+    await runs.start_many(tx, principal.within(original.workspace_id), [new], root_id=receipt_id)
+    return await runs.get(tx, principal, new_id), plan
 
 
 async def _input(
-    tx: Tx, plans: Plans, tools: Registry, original: Row, receipt: Row
+    tx: Tx, plans: Plans, tools: Registry, original: RunRecord, receipt: Row
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the input of the tool that undoes the effect, and the secrets as the workflow refers to them.
 
@@ -68,8 +66,8 @@ async def _input(
     undo = tools.find(receipt["undo"])
     if undo is None:
         raise Conflict(f"no tool {receipt['undo']} here; add its file to INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
-    journal = await read_journal(tx, plans, original)
-    source, known = await _known(journal, original["tenant_id"], receipt)
+    journal = await load_journal(tx, plans, original)
+    source, known = await _known(journal, original.tenant_id, receipt)
     done = tools.find(receipt["tool"])
     hidden = {*undo.secret, *(done.secret if done else ()), *source.secrets}
     known = {name: value for name, value in known.items() if name not in hidden and value != MARK}
@@ -87,7 +85,7 @@ async def _input(
     return {name: known[name] for name in fields if name in known}, secrets
 
 
-async def _known(journal: Journal, tenant_id: UUID, receipt: Row) -> tuple[StepSnapshot, dict[str, Any]]:
+async def _known(journal: Journal, tenant_id: TenantId, receipt: Row) -> tuple[StepSnapshot, dict[str, Any]]:
     """Return the input from the step's `compensate`. Without one, match the effect's output and input by name."""
     fold = journal.fold_of(receipt["step"])
     compensation = journal.undos.get(fold.step.undo.key) if fold.step.undo else None

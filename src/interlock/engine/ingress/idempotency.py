@@ -16,13 +16,14 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from uuid import UUID
 
 import asyncpg
 
 from interlock.errors import Conflict, InterlockError, Invalid, Unavailable
+from interlock.ids import RunId, TenantId
 from interlock.lifecycle import IdempotencyState
 from interlock.store.pool import UNSTORABLE, Database, RetryTransaction, Row, Tx
 from interlock.telemetry import log, metrics
@@ -30,19 +31,23 @@ from interlock.telemetry import log, metrics
 KEEP_SECONDS = 24 * 3600.0
 _KEEP_FAILED_SECONDS = 3600.0
 MOST_ATTEMPTS = 5
-# Matches `while inserting index tuple (0,7) in relation "idempotency"` in any language of the server.
-_RECORD = re.compile(r"\(\d+,\d+\).*\bidempotency")
+# Matches `while inserting index tuple (0,7) in relation "idempotency_record"` in any language of the server.
+_RECORD = re.compile(r"\(\d+,\d+\).*\bidempotency_record")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`kept` is what a replay answers, where the first answer held a secret that is shown only once."""
+    """`kept` is what a replay answers, where the first answer held a secret that is shown only once.
+
+    A replay has `created_at`, the time of the first answer.
+    """
 
     status: int
     body: bytes
-    run_id: UUID | None = None
+    run_id: RunId | None = None
     replayed: bool = False
     kept: bytes | None = None
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Request:
     event: if it arrives again after its record expired, it is the same event again.
     """
 
-    tenant_id: UUID
+    tenant_id: TenantId
     key: str
     source: str
     hash: bytes
@@ -172,23 +177,23 @@ async def begin(tx: Tx, database: Database, request: Request) -> Row | None:
     """Return None if this request now owns the record, else the record of the earlier request."""
     if await begin_many(tx, database, [request]):
         return None
-    seen = await _seen(tx, database, request)
+    seen = await _seen(tx, request)
     if seen["status"] == IdempotencyState.COMPLETED and not seen["is_over"]:
         return seen
     attempts = await tx.value(
-        "retake_request", database.clock(), request.tenant_id, request.key, request.hash, request.keep_seconds,
+        "retake_request", request.tenant_id, request.key, request.hash, request.keep_seconds,
         request.remember_seconds, database.settings.idempotency_lock_seconds, MOST_ATTEMPTS,
     )  # fmt: skip
     if attempts is None:
         # The record is locked, or another request held it while we waited for the row: then it has an answer now.
-        return await _seen(tx, database, request)
+        return await _seen(tx, request)
     if attempts > 1:
         tx.on_commit(partial(count, request.source, "retry"))
     return None
 
 
-async def _seen(tx: Tx, database: Database, request: Request) -> Row:
-    seen = await tx.row("request_seen", database.clock(), request.tenant_id, request.key)
+async def _seen(tx: Tx, request: Request) -> Row:
+    seen = await tx.row("request_seen", request.tenant_id, request.key)
     if seen is None:
         raise RetryTransaction("the record was forgotten meanwhile")
     return seen
@@ -203,7 +208,7 @@ async def begin_many(tx: Tx, database: Database, requests: Sequence[Request]) ->
     # Sorted, so that two transactions with the same keys cannot deadlock.
     ordered = sorted(requests, key=lambda request: request.key)
     rows = await tx.fetch(
-        "begin_requests", database.clock(), one.tenant_id, [r.key for r in ordered], one.source,
+        "begin_requests", one.tenant_id, [r.key for r in ordered], one.source,
         [r.hash for r in ordered], one.keep_seconds, one.remember_seconds, database.settings.idempotency_lock_seconds,
     )  # fmt: skip
     return {row["key"] for row in rows}
@@ -245,7 +250,9 @@ def _replay(tx: Tx, request: Request, seen: Row) -> StoredResponse:
         raise _Seen(problem)
     tx.on_commit(partial(count, request.source, "hit"))
     log.info("idempotency_hit", key=request.key, cached_run_id=str(seen["run_id"]) if seen["run_id"] else None)
-    return StoredResponse(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
+    return StoredResponse(
+        seen["response_status"], seen["response_body"], seen["run_id"], replayed=True, created_at=seen["created_at"]
+    )
 
 
 def _refusal(request: Request, seen: Row) -> tuple[str, InterlockError] | None:
@@ -276,7 +283,6 @@ def _refusal(request: Request, seen: Row) -> tuple[str, InterlockError] | None:
 
 async def _fail(database: Database, request: Request, error: str) -> None:
     count(request.source, "failed")
-    now = database.clock()
-    args = (now, request.tenant_id, request.key, request.source, request.hash, error[:2000], _KEEP_FAILED_SECONDS)
+    args = (request.tenant_id, request.key, request.source, request.hash, error[:2000], _KEEP_FAILED_SECONDS)
     attempts = await database.value("fail_request", *args)
     log.warning("request_not_done", key=request.key, error=error, attempts=attempts)

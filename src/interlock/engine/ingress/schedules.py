@@ -22,7 +22,7 @@ from interlock.engine.ingress.triggers import context_of
 from interlock.engine.runs import runs
 from interlock.engine.workflows import Plans
 from interlock.errors import Conflict, Forbidden, InterlockError, Invalid, NotFound
-from interlock.ids import uuid7
+from interlock.ids import RunId, uuid7
 from interlock.journal import encode
 from interlock.policy.roles import Permission
 from interlock.store.pool import Database, Row, Tx
@@ -46,15 +46,14 @@ def read_cron(cron: str, timezone: str) -> Cron:
 
 
 async def add(tx: Tx, database: Database, principal: Principal, new: NewSchedule, cron: Cron) -> Row:
-    now = database.clock()
-    await quotas.check_schedules(tx, database, principal.tenant_id)
-    following = cron.after(await tx.value("time_is", now))
+    await quotas.check_schedules(tx, database.settings, principal.tenant_id)
+    following = cron.after(await tx.value("time_is"))
     row = await tx.row(
-        "add_schedule", now, principal.tenant_id, new.name, principal.key_id, principal.workspace_id, cron.expression,
+        "add_schedule", principal.tenant_id, new.name, principal.key_id, principal.workspace_id, cron.expression,
         new.timezone, new.workflow, encode(new.input), new.missed, following,
     )  # fmt: skip
     if row is None:
-        there = await tx.row("schedule_named", now, principal.tenant_id, new.name, principal.workspace_id)
+        there = await tx.row("schedule_named", principal.tenant_id, new.name, principal.workspace_id)
         raise Conflict(
             f"schedule {new.name} exists already; delete it first" if there else
             f"The name {new.name} is taken in another workspace. Choose another name.", code="SCHEDULE_EXISTS",
@@ -63,8 +62,8 @@ async def add(tx: Tx, database: Database, principal: Principal, new: NewSchedule
     return {**row, "key_name": principal.name}
 
 
-async def named(tx: Tx | Database, database: Database, principal: Principal, name: str) -> Row:
-    row = await tx.row("schedule_named", database.clock(), principal.tenant_id, name, principal.workspace_id)
+async def named(tx: Tx | Database, principal: Principal, name: str) -> Row:
+    row = await tx.row("schedule_named", principal.tenant_id, name, principal.workspace_id)
     if row is None:
         raise NotFound(f"no schedule {name}", code="SCHEDULE_NOT_FOUND")
     return row
@@ -74,25 +73,25 @@ async def listed(database: Database, principal: Principal, cursor: str | None, l
     return await database.fetch("list_schedules", principal.tenant_id, cursor, limit, principal.workspace_id)
 
 
-async def pause(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
-    await named(tx, database, principal, name)
-    await tx.fetch("pause_schedule", database.clock(), principal.tenant_id, name, None, None)
+async def pause(tx: Tx, principal: Principal, name: str) -> Row:
+    await named(tx, principal, name)
+    await tx.fetch("pause_schedule", principal.tenant_id, name, None, None)
     log.info("schedule_paused", schedule=name, tenant=principal.tenant, by=principal.actor)
-    return await named(tx, database, principal, name)
+    return await named(tx, principal, name)
 
 
-async def resume(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
+async def resume(tx: Tx, principal: Principal, name: str) -> Row:
     """Resume the schedule from now on. Its running runs are not affected."""
-    row = await named(tx, database, principal, name)
+    row = await named(tx, principal, name)
     following = read_cron(row["cron"], row["timezone"]).after(row["now"])
     place = (principal.tenant_id, name)
     await tx.fetch("resume_schedule", *place, following, principal.key_id)
     log.info("schedule_resumed", schedule=name, tenant=principal.tenant, by=principal.actor)
-    return await named(tx, database, principal, name)
+    return await named(tx, principal, name)
 
 
-async def delete(tx: Tx, database: Database, principal: Principal, name: str) -> Row:
-    row = await named(tx, database, principal, name)
+async def delete(tx: Tx, principal: Principal, name: str) -> Row:
+    row = await named(tx, principal, name)
     await tx.fetch("delete_schedule", principal.tenant_id, name)
     log.info("schedule_deleted", schedule=name, tenant=principal.tenant, by=principal.actor)
     return row
@@ -102,7 +101,7 @@ async def prepare_now(
     database: Database, plans: Plans, principal: Principal, name: str
 ) -> tuple[Principal, runs.NewRun]:
     """Return a run outside the slots, and the caller as its requester, limited to the schedule's workspace."""
-    row = await named(database, database, principal, name)
+    row = await named(database, principal, name)
     context = context_of("schedule", name, Initiator.USER, user=principal.name, metadata={"schedule": name})
     who = principal.within(row["workspace_id"])
     return who, await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]), trigger=context)
@@ -119,7 +118,7 @@ async def start_due(database: Database, plans: Plans) -> int:
     started = 0
     if database.went_back:
         return 0
-    for row in await database.fetch("due_schedules", database.clock(), _BATCH):
+    for row in await database.fetch("due_schedules", _BATCH):
         try:
             started += await _start_one(database, plans, row)
         except Exception as error:
@@ -160,7 +159,7 @@ async def _runs_for(
     if not slots:
         return []
     one = await runs.prepare(plans, who, row["workflow"], input=orjson.loads(row["input"]), unread=True)
-    return [(slot, replace(one, id=uuid7(), trigger=_context(row["schedule"], slot))) for slot in slots]
+    return [(slot, replace(one, id=RunId(uuid7()), trigger=_context(row["schedule"], slot))) for slot in slots]
 
 
 def _context(name: str, slot: datetime) -> dict[str, Any]:
@@ -193,10 +192,10 @@ async def _start_slots(
         return []
     mine = [new for _, _, new in begun]
     if runs.starts_in_queue(mine[0].plan):
-        await runs.start_many(tx, database, who, mine)
+        await runs.start_many(tx, who, mine)
     else:
         for new in mine:
-            await runs.start_waiting(tx, database, who, new)
+            await runs.start_waiting(tx, who, new)
     answers = [StoredResponse(201, orjson.dumps({"run_id": str(new.id)}), new.id) for new in mine]
     await idempotency.complete_many(tx, [request for request, _, _ in begun], answers)
     return [(slot, new.id) for _, slot, new in begun]
@@ -205,6 +204,6 @@ async def _start_slots(
 async def _give_up(database: Database, row: Row, problem: InterlockError) -> int:
     """Pause the schedule and record why, because it would fail the same way every second."""
     place = (row["tenant_id"], row["schedule"])
-    await database.fetch("pause_schedule", database.clock(), *place, problem.detail, row["next_at"])
+    await database.fetch("pause_schedule", *place, problem.detail, row["next_at"])
     log.error("schedule_paused", schedule=row["schedule"], tenant=row["tenant"], error=problem.detail)
     return 0

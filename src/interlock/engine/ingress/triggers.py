@@ -57,13 +57,13 @@ async def check(database: Database, plans: Plans, principal: Principal, trigger:
         raise Invalid(f"secret {trigger.secret}: {why}; for a plain HMAC name its `header`")
 
 
-async def apply(tx: Tx, database: Database, principal: Principal, trigger: TriggerDefinition) -> Row:
+async def apply(tx: Tx, principal: Principal, trigger: TriggerDefinition) -> Row:
     before = await tx.row("trigger_named", principal.tenant_id, trigger.name, None)
     if before is not None and not principal.reaches(before["workspace_id"]):
         raise Conflict(f"the name {trigger.name} is taken in another workspace", code="TRIGGER_EXISTS")
     try:
         row = await tx.row(
-            "put_trigger", database.clock(), principal.tenant_id, trigger.name, trigger.kind, trigger.command,
+            "put_trigger", principal.tenant_id, trigger.name, trigger.kind, trigger.command,
             principal.key_id, principal.workspace_id, trigger.workflow, orjson.dumps(trigger.source).decode(),
             trigger.digest,
         )  # fmt: skip
@@ -162,7 +162,7 @@ async def deliver(
         if twin is not None and (seen := await idempotency.begin(tx, database, twin)):
             log.info("idempotency_hit", key=twin.key, cached_run_id=str(seen["run_id"]))
             return StoredResponse(seen["response_status"], seen["response_body"], seen["run_id"], replayed=True)
-        await runs.start(tx, database, who, prepared)
+        await runs.start(tx, who, prepared)
         started = {"outcome": "started", "run_id": str(prepared.id), "workflow": prepared.workflow, "reason": None}
         answer = StoredResponse(202, orjson.dumps(started), prepared.id)
         if twin is not None:

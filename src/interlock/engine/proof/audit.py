@@ -23,6 +23,7 @@ from interlock.audit.chain import (
 from interlock.audit.keys import Keyring, SigningKey
 from interlock.engine.access.key_store import Signing
 from interlock.engine.proof import state_durations
+from interlock.ids import RunId, TenantId
 from interlock.journal import EntryType
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import log
@@ -45,11 +46,11 @@ async def link_entries(database: Database, key: SigningKey, batch: int = 5000) -
             return 0
         taken = await tx.fetch("take_unsealed", batch)
         if taken:
-            pages = await _pages(tx, database, {row["tenant_id"] for row in taken})
+            pages = await _pages(tx, {row["tenant_id"] for row in taken})
             # Hashing thousands of entries would block the other tasks of this event loop.
             await asyncio.to_thread(_extend_chain, pages, taken, key)
             await _save(tx, list(pages.values()))
-            await _note_ended(tx, database, taken)
+            await _note_ended(tx, taken)
             await state_durations.measure(tx, taken)
         return len(taken)
 
@@ -79,7 +80,7 @@ async def release(database: Database, key: SigningKey, floor: UUID) -> bool:
     async def work(tx: Tx) -> bool:
         if not await tx.value("lock_sealer") or await tx.value("unsealed_below", floor):
             return False
-        pages = await _pages(tx, database, {row["id"] for row in await tx.fetch("chained_tenants")})
+        pages = await _pages(tx, {row["id"] for row in await tx.fetch("chained_tenants")})
         open_pages = [page for page in pages.values() if page.last is not None]
         for page in open_pages:
             page.sign(key, released=str(floor))
@@ -93,7 +94,7 @@ async def release(database: Database, key: SigningKey, floor: UUID) -> bool:
 class _ChainBatch:
     """The additions of one batch to one tenant's chain."""
 
-    tenant_id: UUID
+    tenant_id: TenantId
     now: datetime
     last: Checkpoint | None
     position: int
@@ -123,8 +124,8 @@ class _ChainBatch:
         )
 
 
-async def _pages(tx: Tx, database: Database, tenants: Iterable[UUID]) -> dict[UUID, _ChainBatch]:
-    rows = await tx.fetch("last_checkpoints", database.clock(), list(tenants))
+async def _pages(tx: Tx, tenants: Iterable[TenantId]) -> dict[UUID, _ChainBatch]:
+    rows = await tx.fetch("last_checkpoints", list(tenants))
     return {row["chain"]: _page(row) for row in rows}
 
 
@@ -141,7 +142,7 @@ def _extend_chain(pages: dict[UUID, _ChainBatch], taken: Sequence[Row], key: Sig
         page.sign(key)
 
 
-async def _note_ended(tx: Tx, database: Database, taken: Sequence[Row]) -> None:
+async def _note_ended(tx: Tx, taken: Sequence[Row]) -> None:
     """Queue evidence for the runs that ended in this batch, and count them.
 
     A run's last entry is sealed last and exactly once.
@@ -149,7 +150,7 @@ async def _note_ended(tx: Tx, database: Database, taken: Sequence[Row]) -> None:
     ended = [(row["run_id"], row["tenant_id"]) for row in taken if row["type"] == EntryType.RUN_COMPLETED]
     if ended:
         runs = [run_id for run_id, _ in ended]
-        await tx.fetch("evidence_becomes_due", database.clock(), runs, [tenant_id for _, tenant_id in ended])
+        await tx.fetch("evidence_becomes_due", runs, [tenant_id for _, tenant_id in ended])
         await tx.fetch("count_ended", runs)
 
 
@@ -194,7 +195,7 @@ def checkpoint_of(row: Row) -> Checkpoint:
 # ---------------------------------------------------------------- checking
 
 
-async def verify(database: Database, tenant_id: UUID, keyring: Keyring, anchors: Sequence[Checkpoint] = ()) -> Verdict:
+async def verify(database: Database, tenant_id: TenantId, keyring: Keyring, anchors: Sequence[Checkpoint] = ()) -> Verdict:
     """Verify the chain from its start against the current journal, then the journal against the chain.
 
     `anchors` are checkpoints that were kept outside the database. They reveal a chain that was truncated before one
@@ -202,7 +203,7 @@ async def verify(database: Database, tenant_id: UUID, keyring: Keyring, anchors:
     """
     # Use one snapshot for the whole check, because entries are appended and sealed at the same time.
     async with _snapshot(database) as tx:
-        latest = await _latest(tx, database, tenant_id)
+        latest = await _latest(tx, tenant_id)
         verifier = Verifier(str(tenant_id), keyring, latest, anchors)
         await _check_chain(tx, tenant_id, verifier)
         verdict = verifier.finish(await tx.value("count_unsealed", tenant_id))
@@ -221,12 +222,12 @@ async def _snapshot(database: Database) -> AsyncIterator[Tx]:
         yield Tx(connection)
 
 
-async def _latest(tx: Tx, database: Database, tenant_id: UUID) -> Checkpoint | None:
-    [row] = await tx.fetch("last_checkpoints", database.clock(), [tenant_id])
+async def _latest(tx: Tx, tenant_id: TenantId) -> Checkpoint | None:
+    [row] = await tx.fetch("last_checkpoints", [tenant_id])
     return None if row["number"] is None else checkpoint_of(row)
 
 
-async def _check_chain(tx: Tx, tenant_id: UUID, verifier: Verifier) -> None:
+async def _check_chain(tx: Tx, tenant_id: TenantId, verifier: Verifier) -> None:
     checkpoints = _checkpoints(tx, tenant_id)
     following = await anext(checkpoints, None)
     async for sealed in _sealed(tx, tenant_id):
@@ -241,7 +242,7 @@ async def _check_chain(tx: Tx, tenant_id: UUID, verifier: Verifier) -> None:
         following = await anext(checkpoints, None)
 
 
-async def _sealed(tx: Tx, tenant_id: UUID) -> AsyncIterator[LinkedEntry]:
+async def _sealed(tx: Tx, tenant_id: TenantId) -> AsyncIterator[LinkedEntry]:
     position = 0
     while rows := await tx.fetch("sealed_after", tenant_id, position, _PIECE):
         for row in rows:
@@ -250,7 +251,7 @@ async def _sealed(tx: Tx, tenant_id: UUID) -> AsyncIterator[LinkedEntry]:
         position = rows[-1]["position"]
 
 
-async def _checkpoints(tx: Tx, tenant_id: UUID) -> AsyncIterator[Checkpoint]:
+async def _checkpoints(tx: Tx, tenant_id: TenantId) -> AsyncIterator[Checkpoint]:
     number = 0
     while rows := await tx.fetch("checkpoints_after", tenant_id, number, _PIECE):
         for row in rows:
@@ -258,7 +259,7 @@ async def _checkpoints(tx: Tx, tenant_id: UUID) -> AsyncIterator[Checkpoint]:
         number = rows[-1]["number"]
 
 
-async def _first_stray(tx: Tx, tenant_id: UUID, released: str | None) -> Break | None:
+async def _first_stray(tx: Tx, tenant_id: TenantId, released: str | None) -> Break | None:
     floor, after = UUID(released) if released else None, _NO_ID
     while rows := await tx.fetch("runs_to_compare", tenant_id, after, _PIECE):
         runs = [row["id"] for row in rows]
@@ -273,7 +274,7 @@ async def _first_stray(tx: Tx, tenant_id: UUID, released: str | None) -> Break |
 
 
 async def listed(
-    database: Database, tenant_id: UUID, *, after: int = 0, run_id: UUID | None = None, limit: int = 100
+    database: Database, tenant_id: TenantId, *, after: int = 0, run_id: RunId | None = None, limit: int = 100
 ) -> list[Row]:
     """Return sealed entries with their positions and links, oldest first; `after` is the last position seen."""
     return await database.fetch("list_sealed", tenant_id, after, run_id, limit)
@@ -291,7 +292,7 @@ class Proof:
     checkpoints: list[Checkpoint]
 
 
-async def proof_of(tx: Tx | Database, tenant_id: UUID, run_id: UUID) -> Proof:
+async def proof_of(tx: Tx | Database, tenant_id: TenantId, run_id: RunId) -> Proof:
     entries = await tx.fetch("leaves_of_run", tenant_id, run_id)
     positions = [row["position"] for row in entries if row["position"] is not None]
     if not positions:

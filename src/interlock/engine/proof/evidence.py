@@ -24,7 +24,9 @@ from interlock.audit.keys import SigningKey
 from interlock.engine.access.key_store import Salts, Signing
 from interlock.engine.proof.audit import checkpoint_of
 from interlock.errors import Conflict, InterlockError, NotFound
+from interlock.ids import RunId
 from interlock.store.pool import Database, Row
+from interlock.store.records import RunRecord
 from interlock.telemetry import log
 
 BATCH = 50
@@ -75,27 +77,27 @@ async def make_due(database: Database, notary: EvidenceSigner, batch: int = BATC
     key = notary.signing.key()
     if key is None:
         return 0
-    due = await database.fetch("claim_evidence", database.clock(), batch, _TRY_AGAIN_SECONDS)
+    due = await database.fetch("claim_evidence", batch, _TRY_AGAIN_SECONDS)
     if due:
         await _make(database, notary, key, [row["run_id"] for row in due])
     return len(due)
 
 
-async def of_run(database: Database, notary: EvidenceSigner, run: Row) -> tuple[bytes, str]:
+async def of_run(database: Database, notary: EvidenceSigner, run: RunRecord) -> tuple[bytes, str]:
     """Return a run's stored envelope and its sha256. Make it now if the run is sealed and has no bundle yet."""
-    if run["completed_at"] is None:
-        raise Conflict(f"the run is {run['status']}; evidence is made when it ended", code="RUN_NOT_ENDED")
-    found = await database.row("get_evidence", run["tenant_id"], run["id"])
+    if run.completed_at is None:
+        raise Conflict(f"the run is {run.status}; evidence is made when it ended", code="RUN_NOT_ENDED")
+    found = await database.row("get_evidence", run.tenant_id, run.id)
     if found is None and (key := notary.signing.key()) is not None:
-        if await database.value("is_evidence_due", run["tenant_id"], run["id"]):
-            await _make(database, notary, key, [run["id"]])
-        found = await database.row("get_evidence", run["tenant_id"], run["id"])
+        if await database.value("is_evidence_due", run.tenant_id, run.id):
+            await _make(database, notary, key, [run.id])
+        found = await database.row("get_evidence", run.tenant_id, run.id)
     if found is None:
         why = "the run ended, and its evidence is not made yet; it will be within seconds"
         raise NotFound(why, code="EVIDENCE_NOT_READY", retry_after=1)
     data = await notary.shelf.get(found["name"])
     if hashlib.sha256(data).hexdigest() != found["sha256"]:
-        log.error("evidence_changed", run_id=str(run["id"]), name=found["name"])
+        log.error("evidence_changed", run_id=str(run.id), name=found["name"])
         raise Conflict(f"{found['name']} is not the file that was stored there", code="EVIDENCE_CHANGED")
     return data, found["sha256"]
 
@@ -125,7 +127,7 @@ class _Facts:
         return bool(self.leaves) and all(leaf["position"] is not None for leaf in self.leaves)
 
 
-async def _make(database: Database, notary: EvidenceSigner, key: SigningKey, run_ids: list[UUID]) -> None:
+async def _make(database: Database, notary: EvidenceSigner, key: SigningKey, run_ids: list[RunId]) -> None:
     now = database.now()
     facts = [one for one in await _gather(database, run_ids) if one.is_sealed or _put_off(one)]
     # Signing takes a few hundred microseconds each, which would delay other tasks of this event loop.
@@ -133,7 +135,7 @@ async def _make(database: Database, notary: EvidenceSigner, key: SigningKey, run
     stored = await asyncio.gather(*(_store(notary, key, one, made) for one, made in zip(facts, signed, strict=True)))
     kept = [row for row in stored if row is not None]
     if kept:
-        await database.fetch("save_evidence", database.clock(), *(list(column) for column in zip(*kept, strict=True)))
+        await database.fetch("save_evidence", *(list(column) for column in zip(*kept, strict=True)))
 
 
 def _put_off(facts: _Facts) -> bool:
@@ -201,7 +203,7 @@ async def _found(notary: EvidenceSigner, name: str, statement: dict[str, Any]) -
 # ---------------------------------------------------------------- content
 
 
-async def _gather(database: Database, run_ids: list[UUID]) -> list[_Facts]:
+async def _gather(database: Database, run_ids: list[RunId]) -> list[_Facts]:
     runs = await database.fetch("runs_by_id", run_ids)
     leaves = _by_run(await database.fetch("leaves_of_runs", run_ids))
     approvals = await database.fetch("approvals_of_runs", run_ids)

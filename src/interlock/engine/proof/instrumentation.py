@@ -3,20 +3,20 @@
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import orjson
 
 from interlock import tracing
 from interlock.definition.plan import UNDO
 from interlock.engine.access.principal import initiator_behind
+from interlock.ids import RunId
 from interlock.journal import Cause, Entry
 from interlock.lifecycle import SETTLED_WELL, STEP, ApprovalState, RunState
-from interlock.store.pool import Row
+from interlock.store.records import ResumedRun, RunFacts
 from interlock.telemetry import detail, log, metrics
 
 
-def observe_entries(run_id: UUID, entries: list[Entry]) -> None:
+def observe_entries(run_id: RunId, entries: list[Entry]) -> None:
     if detail.wanted:
         _log_entries(run_id, entries)
     for e in entries:
@@ -27,7 +27,7 @@ def observe_entries(run_id: UUID, entries: list[Entry]) -> None:
             metrics.compensations.labels(e.to_state).inc()
 
 
-def _log_entries(run_id: UUID, entries: list[Entry]) -> None:
+def _log_entries(run_id: RunId, entries: list[Entry]) -> None:
     """Log every transition of the run, and every step that need not be repeated after a crash."""
     for e in entries:
         if e.step is None and e.from_state is not None and e.to_state is not None:
@@ -42,43 +42,42 @@ def _duration(entry: Entry) -> dict[str, Any]:
     return {"duration_ms": data["duration_ms"]} if "duration_ms" in data else {}
 
 
-def log_run_move(run_id: UUID, before: str, after: str, actor: str, cause: Cause | None = None) -> None:
+def log_run_move(run_id: RunId, before: str, after: str, actor: str, cause: Cause | None = None) -> None:
     log.debug(
         "run_transition", run_id=str(run_id), from_state=before, to_state=after, by=actor,
         initiator=initiator_behind(actor, cause),
     )  # fmt: skip
 
 
-def observe_woken(runs: Iterable[Row], actor: str) -> None:
+def observe_resumed(runs: Iterable[ResumedRun], actor: str) -> None:
     """Count transitions only of runs that were waiting; the others were only put into the queue."""
-    for row in runs:
-        if row["before"] in (RunState.WAITING_APPROVAL, RunState.WAITING_EXTERNAL):
-            metrics.transition("run", row["before"], RunState.RUNNING).inc()
+    for run in runs:
+        if run.status_before in (RunState.WAITING_APPROVAL, RunState.WAITING_EXTERNAL):
+            metrics.transition("run", run.status_before, RunState.RUNNING).inc()
             if detail.wanted:
-                log_run_move(row["id"], row["before"], RunState.RUNNING, actor)
+                log_run_move(run.run_id, run.status_before, RunState.RUNNING, actor)
 
 
-def observe_run_end(row: Row, status: str, reason: str, *, ended: datetime, duration_ms: float) -> None:
-    metrics.run_took(row["workflow"], status).observe(duration_ms / 1000)
-    log.info("run_completed", run_id=str(row["id"]), status=status, reason=reason, duration_ms=round(duration_ms))
-    _trace_run(row, ended, status, reason)
+def observe_run_end(run: RunFacts, status: str, reason: str, *, ended: datetime, duration_ms: float) -> None:
+    metrics.run_took(run.workflow, status).observe(duration_ms / 1000)
+    log.info("run_completed", run_id=str(run.id), status=status, reason=reason, duration_ms=round(duration_ms))
+    _trace_run(run, ended, status, reason)
 
 
-def _trace_run(row: Row, ended: datetime, status: str, reason: str) -> None:
+def _trace_run(run: RunFacts, ended: datetime, status: str, reason: str) -> None:
     """Make the span of a run, at the run's end: see `tracing.Spans.run`."""
     if tracing.spans is None:
         return
     about = {
-        "interlock.run_id": str(row["id"]), "interlock.workflow": row["workflow"],
-        "interlock.version": row["workflow_version"], "interlock.status": status, "interlock.reason": reason,
+        "interlock.run_id": str(run.id), "interlock.workflow": run.workflow,
+        "interlock.version": run.workflow_version, "interlock.status": status, "interlock.reason": reason,
     }  # fmt: skip
-    given = orjson.loads(row["trigger"]).get("traceparent")
+    given = orjson.loads(run.trigger).get("traceparent")
     failure = reason if status == RunState.FAILED else None
-    tracing.spans.run(row["id"], given, f"run {row['workflow']}", row["created_at"], ended, about, failure)
+    tracing.spans.run(run.id, given, f"run {run.workflow}", run.created_at, ended, about, failure)
 
 
-def observe_approval_end(approval: Row) -> None:
+def observe_approval_end(status: ApprovalState, requested_at: datetime, resolved_at: datetime) -> None:
     """Count an approval that was decided, expired, or was withdrawn with its run."""
-    metrics.transition("approval", ApprovalState.REQUESTED, approval["status"]).inc()
-    waited: float = (approval["resolved_at"] - approval["requested_at"]).total_seconds()
-    metrics.was_in("approval", ApprovalState.REQUESTED, waited)
+    metrics.transition("approval", ApprovalState.REQUESTED, status).inc()
+    metrics.was_in("approval", ApprovalState.REQUESTED, (resolved_at - requested_at).total_seconds())

@@ -45,14 +45,14 @@ async def restored_to(database: Database) -> datetime:
 async def begin_epoch(database: Database) -> Epoch:
     """Begin a new epoch: take back every lease, mark every open run, and pause every schedule."""
     moment = await restored_to(database)
-    await database.fetch("disown_workers", database.clock())
+    await database.fetch("disown_workers")
     await reclaim_lost(database)
 
     async def work(tx: Tx) -> Epoch:
         number = await tx.value("begin_epoch", moment)
         shown = f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        runs = await tx.fetch("mark_restored", database.clock(), shown, number)
-        paused = await tx.fetch("pause_all_schedules", database.clock(), _WHY_PAUSED)
+        runs = await tx.fetch("mark_restored", shown, number)
+        paused = await tx.fetch("pause_all_schedules", _WHY_PAUSED)
         return Epoch(number, moment, len(runs), sorted(row["name"] for row in paused))
 
     epoch = await database.run_in_transaction(work)

@@ -90,16 +90,16 @@ async def release(database: Database, month: str) -> None:
 
 
 def month_of(partition: str) -> str:
-    return f"{partition[6:10]}-{partition[10:12]}"
+    return f"{partition[14:18]}-{partition[18:20]}"
 
 
 def _partition(month: str) -> str:
     if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise Invalid(f"{month!r} is not a month. Write it like 2026-01.")
-    return f"entry_{month.replace('-', '')}"
+    return f"journal_entry_{month.replace('-', '')}"
 
 
 def _bounds(partition: str) -> tuple[UUID, UUID]:
-    year, month = int(partition[6:10]), int(partition[10:12])
+    year, month = int(partition[14:18]), int(partition[18:20])
     begin, end = datetime(year, month, 1, tzinfo=UTC), datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
     return floor_of(begin), floor_of(end)

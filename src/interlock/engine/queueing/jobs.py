@@ -13,9 +13,10 @@ from interlock.definition.plan import Plan
 from interlock.engine.access.principal import Principal
 from interlock.engine.runs import runs
 from interlock.engine.workflows import Plans
-from interlock.engine.writing.run_commands import deliver_command, open_run, put_back
+from interlock.engine.writing.deliver import deliver_command, put_back
+from interlock.engine.writing.load import open_run
 from interlock.errors import Conflict, Invalid, NotFound
-from interlock.ids import uuid7
+from interlock.ids import JobId, KeyId, RunId, uuid7
 from interlock.journal import CommandType, RunCommand, encode
 from interlock.lifecycle import JOB, RUN, JobEvent, JobState, RunReason, RunState
 from interlock.store.pool import Database, Row, Tx
@@ -39,7 +40,7 @@ class JobRequest:
     inputs: list[Any]
     worker_count: int = 1
     version: int | None = None
-    parent_job_id: UUID | None = None
+    parent_job_id: JobId | None = None
     timeout_seconds: float | None = None
     problem: str | None = None
 
@@ -56,29 +57,29 @@ async def prepare(plans: Plans, principal: Principal, new: JobRequest) -> JobReq
     return replace(new, version=version)
 
 
-async def submit(tx: Tx, database: Database, principal: Principal, new: JobRequest) -> Row:
+async def submit(tx: Tx, principal: Principal, new: JobRequest) -> Row:
     """Accept and validate the job in one transaction. An error that only the definitions reveal fails the job."""
-    depth, workspace_id = await _place(tx, database, principal, new.parent_job_id)
+    depth, workspace_id = await _place(tx, principal, new.parent_job_id)
     row = await tx.row(
-        "insert_job", database.clock(), new.id, principal.tenant_id, workspace_id, new.parent_job_id, depth,
+        "insert_job", new.id, principal.tenant_id, workspace_id, new.parent_job_id, depth,
         new.task_description, new.workflow, new.version, encode(new.inputs), len(new.inputs), new.worker_count,
         principal.actor, principal.facts, new.timeout_seconds,
     )  # fmt: skip
     if row is None:  # an earlier try of the same call succeeded
-        return await get(tx, principal, new.id)
+        return await get(tx, principal, JobId(new.id))
     log.info("job_submitted", job_id=str(new.id), workflow=new.workflow, runs=len(new.inputs))
     event = JobEvent.VALIDATE if new.problem is None else JobEvent.FAIL
-    return await _move(tx, database, row, event, principal.actor, new.problem)
+    return await _move(tx, row, event, principal.actor, new.problem)
 
 
-async def _place(tx: Tx, database: Database, principal: Principal, parent_id: UUID | None) -> tuple[int, str | None]:
+async def _place(tx: Tx, principal: Principal, parent_id: UUID | None) -> tuple[int, str | None]:
     """Return the depth and the workspace. A child is in its parent's workspace: a tree never spans two of them.
 
     The parent stays locked until the child is inserted, so it can neither end nor be canceled before that.
     """
     if parent_id is None:
         return 0, principal.workspace_id
-    parent = await _locked(tx, database, principal, parent_id)
+    parent = await _locked(tx, principal, JobId(parent_id))
     if JobState(parent["status"]) in JOB.terminal:
         raise Conflict(
             f"Job {parent_id} is {parent['status']} and takes no more children; submit the job without a parent.",
@@ -92,48 +93,48 @@ async def _place(tx: Tx, database: Database, principal: Principal, parent_id: UU
     return int(parent["depth"]) + 1, parent["workspace_id"]
 
 
-async def _locked(tx: Tx, database: Database, principal: Principal, job_id: UUID) -> Row:
+async def _locked(tx: Tx, principal: Principal, job_id: JobId) -> Row:
     """Lock a job that the principal reaches. A job of others is looked up without a lock, so nothing waits for them."""
     await get(tx, principal, job_id)
-    row = await tx.row("lock_job", database.clock(), job_id)
+    row = await tx.row("lock_job", job_id)
     assert row is not None  # jobs are never deleted
     return row
 
 
-async def cancel(tx: Tx, database: Database, principal: Principal, job_id: UUID, *, reason: str | None = None) -> Row:
+async def cancel(tx: Tx, principal: Principal, job_id: JobId, *, reason: str | None = None) -> Row:
     """Cancel the job and all jobs below it, and release their workers. Their runs follow: see `cancel_runs`.
 
     Canceling a canceled job changes nothing.
     """
-    row = await _locked(tx, database, principal, job_id)
+    row = await _locked(tx, principal, job_id)
     if row["status"] == JobState.CANCELED:
         return await get(tx, principal, job_id)
     if JobState(row["status"]) in JOB.terminal:
         raise refused(JobState(row["status"]), JobEvent.CANCEL)
-    await _cancel_tree(tx, database, job_id, principal.actor, reason or "canceled by user")
+    await _cancel_tree(tx, job_id, principal.actor, reason or "canceled by user")
     return await get(tx, principal, job_id)
 
 
-async def _cancel_tree(tx: Tx, database: Database, job_id: UUID, actor: str, reason: str) -> None:
-    ended: list[UUID] = []
+async def _cancel_tree(tx: Tx, job_id: JobId, actor: str, reason: str) -> None:
+    ended: list[JobId] = []
     # Repeat until no job is found, to see a child that was submitted while we waited for its parent's row.
     while found := await tx.fetch("lock_open_tree", job_id):
         reasons = [reason if row["id"] == job_id else f"its parent was canceled: {reason}" for row in found]
-        await _move_all(tx, database, found, reasons, JobEvent.CANCEL, actor)
+        await _move_all(tx, found, reasons, JobEvent.CANCEL, actor)
         ended += [row["id"] for row in found]
-    await _release(tx, database, ended)
+    await _release(tx, ended)
 
 
-async def _release(tx: Tx, database: Database, job_ids: list[UUID]) -> None:
-    """Release workers before lanes: the lock order. Only this job's runs wait for its lane."""
-    await tx.fetch("release_workers", database.clock(), job_ids)
-    await tx.fetch("open_job_lanes", job_ids)
+async def _release(tx: Tx, job_ids: list[JobId]) -> None:
+    """Release workers before queues: the lock order. Only this job's runs wait in its queue."""
+    await tx.fetch("release_workers", job_ids)
+    await tx.fetch("open_job_queues", job_ids)
 
 
 # ---------------------------------------------------------------- reading
 
 
-async def get(tx: Tx | Database, principal: Principal, job_id: UUID) -> Row:
+async def get(tx: Tx | Database, principal: Principal, job_id: JobId) -> Row:
     row = await tx.row("get_job", principal.tenant_id, job_id, principal.workspace_id)
     if row is None:
         raise NotFound(f"no job {job_id}", code="JOB_NOT_FOUND")
@@ -152,7 +153,7 @@ class Standing:
         return sum(self.runs.get(state, 0) for state in RUN.terminal)
 
 
-async def standings(tx: Tx | Database, job_ids: Iterable[UUID]) -> dict[UUID, Standing]:
+async def standings(tx: Tx | Database, job_ids: Iterable[JobId]) -> dict[JobId, Standing]:
     ids = list(job_ids)
     found = {job_id: Standing({}, []) for job_id in ids}
     for row in await tx.fetch("progress_of", ids):
@@ -169,37 +170,37 @@ async def tend(database: Database, plans: Plans) -> None:
     """Do the periodic work of jobs, each in its own transaction. Any number of processes may do it at once."""
     if not await database.value("jobs_are_open"):
         return
-    for row in await database.fetch("overdue_jobs", database.clock()):
-        await database.run_in_transaction(partial(_time_out, database, row["id"]))
+    for row in await database.fetch("overdue_jobs"):
+        await database.run_in_transaction(partial(_time_out, row["id"]))
     for row in await database.fetch("running_jobs", None):
         await _tend_one(database, row)
     while await _allocate_next(database, plans):
         pass
     await cancel_runs(database, plans)
-    await database.fetch("drop_job_lanes")
+    await database.fetch("drop_job_queues")
 
 
-async def _time_out(database: Database, job_id: UUID, tx: Tx) -> None:
-    row = await tx.row("lock_job", database.clock(), job_id)
+async def _time_out(job_id: JobId, tx: Tx) -> None:
+    row = await tx.row("lock_job", job_id)
     if row is not None and JobState(row["status"]) in JOB.open:
-        await _cancel_tree(tx, database, job_id, SYSTEM, "timed out")
+        await _cancel_tree(tx, job_id, SYSTEM, "timed out")
 
 
 async def _tend_one(database: Database, row: Row) -> None:
     if row["done"] >= row["total"] and not row["open_children"]:
-        await database.run_in_transaction(partial(_settle, database, row["id"]))
+        await database.run_in_transaction(partial(_settle, row["id"]))
         return
     if row["done"] > row["noted"]:
-        await database.fetch("note_progress", database.clock(), row["id"], row["done"], row["well"])
+        await database.fetch("note_progress", row["id"], row["done"], row["well"])
     # Waiting runs hold no workers: a job whose runs all wait, or that waits for its children, releases its workers.
     if not row["moving"] and row["workers"]:
-        await database.fetch("release_workers", database.clock(), [row["id"]])
+        await database.fetch("release_workers", [row["id"]])
     elif row["moving"] and row["workers"] < row["worker_count"]:
-        await database.run_in_transaction(partial(_replace_workers, database, row["id"]))
+        await database.run_in_transaction(partial(_replace_workers, row["id"]))
 
 
-async def _settle(database: Database, job_id: UUID, tx: Tx) -> None:
-    job = await tx.row("lock_job", database.clock(), job_id)
+async def _settle(job_id: JobId, tx: Tx) -> None:
+    job = await tx.row("lock_job", job_id)
     # Check again under the lock: a child may have been submitted since.
     now = await tx.row("running_jobs", job_id)
     if job is None or now is None or now["done"] < now["total"] or now["open_children"]:
@@ -211,18 +212,18 @@ async def _settle(database: Database, job_id: UUID, tx: Tx) -> None:
         count = now["unwell_children"]
         wrong.append("1 child job did not complete" if count == 1 else f"{count} child jobs did not complete")
     event = JobEvent.FAIL if wrong else JobEvent.SUCCEED
-    await _move(tx, database, job, event, SYSTEM, "; ".join(wrong) or None, done=now["done"])
-    await _release(tx, database, [job_id])
+    await _move(tx, job, event, SYSTEM, "; ".join(wrong) or None, done=now["done"])
+    await _release(tx, [job_id])
 
 
-async def _replace_workers(database: Database, job_id: UUID, tx: Tx) -> None:
+async def _replace_workers(job_id: JobId, tx: Tx) -> None:
     """Replace workers that crashed, or that the job released while it had no work."""
     if not await tx.value("try_allocate"):
         return
-    job = await tx.row("lock_job", database.clock(), job_id)
+    job = await tx.row("lock_job", job_id)
     now = await tx.row("running_jobs", job_id)
     if job is not None and now is not None and now["moving"] and (missing := now["worker_count"] - now["workers"]) > 0:
-        await tx.fetch("reserve_workers", database.clock(), job_id, missing, job["tenant_id"])
+        await tx.fetch("reserve_workers", job_id, missing, job["tenant_id"])
 
 
 class _TooFew(Exception):
@@ -236,39 +237,39 @@ async def _allocate_next(database: Database, plans: Plans) -> bool:
         return False
     # Before the transaction: inside it we would wait for a second connection while others wait for ours.
     _, plan = await plans.to_start(following["tenant_id"], following["workflow"], following["workflow_version"])
-    return await database.run_in_transaction(partial(_allocate, database, following["id"], plan))
+    return await database.run_in_transaction(partial(_allocate, following["id"], plan))
 
 
-async def _allocate(database: Database, job_id: UUID, plan: Plan, tx: Tx) -> bool:
+async def _allocate(job_id: JobId, plan: Plan, tx: Tx) -> bool:
     if not await tx.value("try_allocate"):
         return False
     following = await tx.row("next_pending_job")
     if following is None or following["free"] < following["worker_count"]:
         return False
-    job = await tx.row("lock_job", database.clock(), job_id)
+    job = await tx.row("lock_job", job_id)
     if following["id"] != job_id or job is None or job["status"] != JobState.PENDING:
         return True  # another process was faster: look again
     try:
         async with tx.savepoint():
-            await _start_runs(tx, database, plan, job)
-            args = (database.clock(), job["id"], job["worker_count"], job["tenant_id"])
+            await _start_runs(tx, plan, job)
+            args = (job["id"], job["worker_count"], job["tenant_id"])
             if len(await tx.fetch("reserve_workers", *args)) < job["worker_count"]:
                 raise _TooFew
-            await _move(tx, database, job, JobEvent.ALLOCATE, SYSTEM, None)
+            await _move(tx, job, JobEvent.ALLOCATE, SYSTEM, None)
     except _TooFew:
         return False
     return True
 
 
-async def _start_runs(tx: Tx, database: Database, plan: Plan, job: Row) -> None:
-    """Start one run for each input, in the job's lane, requested by the job's requester."""
-    await tx.fetch("add_job_lane", job["id"], job["tenant_id"])
+async def _start_runs(tx: Tx, plan: Plan, job: Row) -> None:
+    """Start one run for each input, in the job's queue, requested by the job's requester."""
+    await tx.fetch("add_job_queue", job["id"], job["tenant_id"])
     trigger = {"source": "job", "ref": str(job["id"])}
     news = [
-        runs.NewRun(uuid7(), job["workflow"], job["workflow_version"], plan, input, trigger, plan.timeout)
+        runs.NewRun(RunId(uuid7()), job["workflow"], job["workflow_version"], plan, input, trigger, plan.timeout)
         for input in orjson.loads(job["inputs"])
     ]
-    await runs.start_many(tx, database, _asker(job), news, job_id=job["id"])
+    await runs.start_many(tx, _asker(job), news, job_id=job["id"])
 
 
 def _asker(job: Row) -> Principal:
@@ -276,7 +277,7 @@ def _asker(job: Row) -> Principal:
     name, _, key_id = job["requested_by"].rpartition(":")
     facts = orjson.loads(job["requester"])
     return Principal(
-        UUID(key_id), job["tenant_id"], facts["tenant"], name, Role(facts["role"]), job["workspace_id"],
+        KeyId(UUID(key_id)), job["tenant_id"], facts["tenant"], name, Role(facts["role"]), job["workspace_id"],
         tuple(facts["groups"]),
     )  # fmt: skip
 
@@ -301,12 +302,12 @@ async def cancel_runs(database: Database, plans: Plans) -> int:
 
 async def _cancel_run(database: Database, plans: Plans, row: Row) -> None:
     async def work(tx: Tx) -> None:
-        run = await open_run(tx, database, plans, row["tenant_id"], row["id"])
-        if run.status in RUN.terminal or run.status == RunState.CANCELING or run.row["inbox"]:
+        run = await open_run(tx, plans, row["tenant_id"], row["id"])
+        if run.status in RUN.terminal or run.status == RunState.CANCELING or run.row.pending_commands:
             await put_back(tx, run)
             return
         data = {"reason_code": RunReason.CANCELED_BY_PARENT, "said": row["reason"]}
-        await deliver_command(tx, database, run, RunCommand(CommandType.CANCEL, SYSTEM, data))
+        await deliver_command(tx, run, RunCommand(CommandType.CANCEL, SYSTEM, data))
 
     await database.run_in_transaction(work)
 
@@ -320,20 +321,20 @@ def refused(state: JobState, event: JobEvent) -> Exception:
 
 
 async def _move(
-    tx: Tx, database: Database, row: Row, event: JobEvent, actor: str, reason: str | None, *, done: int | None = None
+    tx: Tx, row: Row, event: JobEvent, actor: str, reason: str | None, *, done: int | None = None
 ) -> Row:
-    (moved,) = await _move_all(tx, database, [row], [reason], event, actor, done=done)
+    (moved,) = await _move_all(tx, [row], [reason], event, actor, done=done)
     return moved
 
 
 async def _move_all(
-    tx: Tx, database: Database, rows: list[Row], reasons: list[str | None] | list[str], event: JobEvent, actor: str, *,
+    tx: Tx, rows: list[Row], reasons: list[str | None] | list[str], event: JobEvent, actor: str, *,
     done: int | None = None,
 ) -> list[Row]:  # fmt: skip
     """Apply one event to several jobs. It leads all of them to the same state."""
     (target,) = {JOB.move(JobState(row["status"]), event) for row in rows}
     moved = await tx.fetch(
-        "move_jobs", database.clock(), [row["id"] for row in rows], [row["status"] for row in rows], list(reasons),
+        "move_jobs", [row["id"] for row in rows], [row["status"] for row in rows], list(reasons),
         target, event, actor, target == JobState.RUNNING, target in JOB.terminal, done,
     )  # fmt: skip
     tx.on_commit(partial(_tell, moved, target, actor))

@@ -2,20 +2,19 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 from uuid import UUID, uuid5
-
-import orjson
 
 from interlock.engine.proof.instrumentation import log_run_move
 from interlock.engine.queueing import workers
 from interlock.engine.queueing.workers import DEFAULT_LABEL, SWEEP, Terms
 from interlock.errors import LeaseLost
-from interlock.ids import uuid7
+from interlock.ids import JobId, QueueId, RunId, TenantId, WorkerId, uuid7
 from interlock.lifecycle import RunState, WorkerEvent, WorkerState
-from interlock.store.pool import Database, Row, Tx
+from interlock.store import sql
+from interlock.store.pool import Database, Executor, Row, Tx
+from interlock.store.records import ClaimableQueue, ClaimedRun, DispatchSlot, QueueShare, from_json
 from interlock.telemetry import detail, log, metrics
 
 
@@ -23,7 +22,7 @@ from interlock.telemetry import detail, log, metrics
 class WorkerIdentity:
     """This process as the database knows it. A lost worker never returns under the same id."""
 
-    id: UUID
+    id: WorkerId
     name: str
 
     @property
@@ -32,7 +31,7 @@ class WorkerIdentity:
 
 
 # The identity of a process before it has registered.
-UNREGISTERED = WorkerIdentity(UUID(int=0), "")
+UNREGISTERED = WorkerIdentity(WorkerId(UUID(int=0)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,159 +39,141 @@ class DesiredState:
     """What the database wants of a worker. A worker reserved for a job serves only that job."""
 
     status: WorkerState
-    job_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """`dry`: lanes that gave less than their share."""
-
-    runs: list[Row]
-    dry: list[UUID]
-    lanes: int
+    job_id: JobId | None = None
 
 
 async def register(
     database: Database, *, capacity: int, lease_seconds: float, labels: tuple[str, ...] = (DEFAULT_LABEL,),
-    tenants: tuple[UUID, ...] | None = None,
+    tenants: tuple[TenantId, ...] | None = None,
 ) -> WorkerIdentity:  # fmt: skip
     host = socket.gethostname()
-    worker_id = uuid7()
+    worker_id = WorkerId(uuid7())
     me = WorkerIdentity(worker_id, f"{host}-{os.getpid()}-{worker_id.hex[-4:]}")
     terms = Terms(capacity, labels, tenants)
     await workers.create(
-        database, database, me.actor, terms, worker_id=me.id, name=me.name, host=host, pid=os.getpid(),
+        database, me.actor, terms, worker_id=me.id, name=me.name, host=host, pid=os.getpid(),
         lease_seconds=lease_seconds,
     )  # fmt: skip
     log.info("worker_registered", worker=me.name, capacity=capacity)
     return me
 
 
-async def adopt(database: Database, worker_id: UUID) -> tuple[WorkerIdentity, Row]:
+async def adopt(database: Database, worker_id: WorkerId) -> tuple[WorkerIdentity, Row]:
     """Become the worker that a supervisor started this process for."""
-    row = await database.row("adopt_worker", database.clock(), worker_id, os.getpid(), socket.gethostname())
+    row = await database.row("adopt_worker", worker_id, os.getpid(), socket.gethostname())
     if row is None:
         raise LeaseLost(f"worker {worker_id} was stopped before its process was there")
     log.info("worker_registered", worker=row["name"], capacity=row["capacity"])
     return WorkerIdentity(row["id"], row["name"]), row
 
 
-async def move_worker(database: Database, worker_id: UUID, event: WorkerEvent, reason: str | None = None) -> Row:
+async def move_worker(database: Database, worker_id: WorkerId, event: WorkerEvent, reason: str | None = None) -> Row:
     """Apply an event that the worker reports about itself."""
     return await workers.report(database, worker_id, event, f"worker:{worker_id}", reason)
 
 
-async def heartbeat(tx: Tx | Database, now: datetime | None, me: WorkerIdentity) -> DesiredState:
+async def heartbeat(tx: Tx | Database, me: WorkerIdentity) -> DesiredState:
     """Renew the worker's lease. Raise LeaseLost if the heartbeat came too late or the worker must end."""
-    row = await tx.row("beat", now, me.id)
+    row = await tx.row("beat", me.id)
     if row is None:
         raise LeaseLost(f"worker {me.name} was declared lost; its runs were given to others")
     return DesiredState(WorkerState(row["status"]), row["job_id"])
 
 
-async def claim(
-    connection: Tx, now: datetime | None, me: WorkerIdentity, room: int, pool: str = DEFAULT_LABEL,
-    tenants: tuple[UUID, ...] | None = None,
-) -> Claim:  # fmt: skip
-    rows = await connection.fetch("claim_runs", now, me.id, room, me.actor, pool, tenants)
-    runs = [row for row in rows if row["id"] is not None]
-    taken: dict[UUID, int] = {}
-    shares: dict[UUID, int] = {}
-    for row in rows:
-        shares[row["lane"]] = row["share"]
-        taken[row["lane"]] = taken.get(row["lane"], 0) + (row["id"] is not None)
-    metrics.claimed.inc(len(runs))
-    started = sum(row["fresh"] for row in runs)
-    metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc(started)
-    if detail.wanted:
-        for row in runs:
-            if row["fresh"]:
-                log_run_move(row["id"], RunState.PENDING, RunState.RUNNING, me.actor)
-    # If the batch is full, a lane may have been cut short without being dry.
-    full = len(runs) >= room
-    dry = [lane for lane, share in shares.items() if taken[lane] == 0 or (taken[lane] < share and not full)]
-    return Claim(runs, dry, len(shares))
+def share_out(queues: Sequence[ClaimableQueue], room: int) -> list[QueueShare]:
+    """Return how many runs to take from each queue, by weight: the queue with the least virtual time comes first.
 
-
-# The columns of a run that was started into a dispatch slot, as a claim would return them.
-_SEATED: Row = {
-    "status": RunState.RUNNING, "seq": 2, "lease_token": 1, "inbox": 0, "fresh": True, "lost": False,
-    "parent_run_id": None, "session_id": None, "session_run": None, "auto_approve": False, "side_id": None,
-    "job_id": None, "root_id": None, "cost_usd": 0, "seated": True,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSlot:
-    """The channel on which a worker receives a dispatched run, and the tenants it accepts.
-
-    See `start_run` in 0005_queue.sql.
+    A queue that got ahead because others were locked when it was served gets little until they are level, but not
+    nothing: the queue behind may have a cap and never catch up. The remainder of rounding down goes to the queues that
+    are next in turn, so that small batches add up to the weights too.
     """
+    if not queues:
+        return []
+    ahead = queues[0].virtual_time + room / sum(queue.weight for queue in queues)
+    pulls = [queue.weight * (0.1 if queue.virtual_time > ahead else 1) for queue in queues]
+    whole = [int(room * pull / sum(pulls)) for pull in pulls]
+    rest = room - sum(whole)
+    taken: dict[TenantId, int] = {}
+    shares = []
+    for number, queue in enumerate(queues):
+        runs = whole[number] + (number < rest)
+        if queue.places is not None:
+            runs = min(runs, queue.places)
+        if queue.places_of_tenant is not None:
+            runs = min(runs, queue.places_of_tenant - taken.get(queue.tenant_id, 0))
+        if runs > 0:
+            taken[queue.tenant_id] = taken.get(queue.tenant_id, 0) + runs
+            shares.append(QueueShare(queue.id, runs))
+    return shares
 
-    actor: str
-    channel: str
-    tenants: tuple[UUID, ...] | None
 
+async def claim(
+    tx: Executor, me: WorkerIdentity, room: int, pool: str = DEFAULT_LABEL, tenants: Sequence[TenantId] | None = None
+) -> list[ClaimedRun] | None:
+    """Lease ready runs to this worker, at most `room`. Return None if no queue of the pool has work.
 
-async def offer_slot(connection: Tx, me: WorkerIdentity, seat: DispatchSlot) -> None:
-    await connection.fetch("open_seat", me.id, seat.actor, seat.channel, seat.tenants)
-
-
-async def close_seat(connection: Tx, me: WorkerIdentity) -> bool:
-    """Return False if the slot is gone because a run was put into it."""
-    return await connection.value("close_seat", me.id) is not None
-
-
-def dispatched(payload: str, me: WorkerIdentity) -> Row | None:
-    """Return the run put into our slot, as a claim would. Return None if it was for our earlier identity."""
-    given = orjson.loads(payload)
-    if given["lease_worker"] != str(me.id):
+    The result is empty if other transactions have locked the queues that have work.
+    """
+    queues = await sql.claimable_queues(tx, pool=pool, tenants=tenants, most=room)
+    if not queues:
         return None
-    at, deadline = datetime.fromisoformat(given["at"]), given["deadline_at"]
-    run_id = UUID(given["id"])
+    shares = share_out(queues, room)
+    runs = await sql.claim_runs(tx, worker_id=me.id, actor=me.actor, pool=pool, shares=shares)
+    metrics.claimed.inc(len(runs))
+    metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc(sum(run.is_new for run in runs))
+    if detail.wanted:
+        for run in runs:
+            if run.is_new:
+                log_run_move(run.id, RunState.PENDING, RunState.RUNNING, me.actor)
+    return runs
+
+
+async def offer_slot(tx: Executor, slot: DispatchSlot) -> None:
+    await sql.open_dispatch_slot(
+        tx, worker_id=slot.worker_id, actor=slot.actor, channel=slot.channel, tenants=slot.tenants
+    )
+
+
+async def close_slot(tx: Executor, me: WorkerIdentity) -> bool:
+    """Return False if the slot is gone because a run was put into it."""
+    return await sql.close_dispatch_slot(tx, worker_id=me.id) is not None
+
+
+def dispatched(payload: str, me: WorkerIdentity) -> ClaimedRun | None:
+    """Return the run put into our slot, as a claim would. Return None if it was for our earlier identity."""
+    run = from_json(ClaimedRun, payload)
+    if run.lease_worker != me.id:
+        return None
     metrics.claimed.inc()
     metrics.transition("run", RunState.PENDING, RunState.RUNNING).inc()
     if detail.wanted:
-        log_run_move(run_id, RunState.PENDING, RunState.RUNNING, me.actor)
-    return {
-        **_SEATED, **given, "id": run_id, "tenant_id": UUID(given["tenant_id"]), "now": at, "created_at": at,
-        "started_at": at, "deadline_at": datetime.fromisoformat(deadline) if deadline else None,
-    }  # fmt: skip
+        log_run_move(run.id, RunState.PENDING, RunState.RUNNING, me.actor)
+    return run
 
 
-async def rest(connection: Tx, lanes: list[UUID]) -> bool:
-    """Deactivate dry lanes. Return False if a lane is being filled at this moment and must be looked at again."""
-    return all(row["rest_lane"] for row in await connection.fetch("rest_lanes", lanes))
+async def leases_of(tx: Executor, me: WorkerIdentity) -> list[ClaimedRun]:
+    return await sql.leases_of(tx, worker_id=me.id)
 
 
-async def leases_of(connection: Tx, now: datetime | None, me: WorkerIdentity) -> list[Row]:
-    return await connection.fetch("leases_of", now, me.id)
-
-
-async def hand_back(tx: Tx | Database, me: WorkerIdentity, run_id: UUID, token: int) -> None:
+async def hand_back(tx: Executor, me: WorkerIdentity, run_id: RunId, token: int) -> None:
     """Requeue the run, which another worker may be able to continue. Do nothing if this worker lost it."""
-    await tx.fetch("hand_back", me.id, run_id, token)
+    await sql.hand_back(tx, worker_id=me.id, run_id=run_id, token=token)
 
 
-async def claims_in_vain(database: Database, run_id: UUID, token: int) -> int:
-    vain: int = await database.value("claims_in_vain", run_id, token)
-    return vain
-
-
-def label_lane(tenant_id: UUID, label: str) -> UUID:
-    """Return the id of a tenant's lane for a label."""
-    return uuid5(tenant_id, label)
+def label_queue(tenant_id: TenantId, label: str) -> QueueId:
+    """Return the id of a tenant's queue for a label."""
+    return QueueId(uuid5(tenant_id, label))
 
 
 async def reclaim_lost(database: Database, batch: int = 500) -> int:
     """Declare silent workers lost and requeue their runs. Return the number of those runs."""
-    lost = await database.fetch("lose_workers", database.clock(), SWEEP)
+    lost = await database.fetch("lose_workers", SWEEP)
     for worker in lost:
         metrics.transition("worker", worker["before"], WorkerState.TERMINATED).inc()
         metrics.was_in("worker", worker["before"], worker["seconds_before"])
         log.warning("worker_lost", worker=worker["name"], last_heartbeat=worker["heartbeat_at"].isoformat())
-    await database.fetch("clear_seats")
-    await database.fetch("lose_supervisors", database.clock())
+    await sql.clear_dispatch_slots(database)
+    await database.fetch("lose_supervisors")
     return await take_back(database, batch)
 
 
@@ -203,14 +184,14 @@ async def take_back(database: Database, batch: int = 500) -> int:
     still be running until the process's lease ends, see `worker.may_act_until`.
     """
     total = 0
-    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases", database.clock())]:
-        freed: list[Any] = await database.fetch("reclaim_runs", database.clock(), stopped, batch)
+    while stopped := [r["id"] for r in await database.fetch("stopped_with_leases")]:
+        freed = await sql.reclaim_runs(database, worker_ids=stopped, most=batch)
         if not freed:
             break
         for run in freed:
             log.warning(
-                "orphan_detected", run_id=str(run["id"]), worker=run["worker"], resume_count=run["resume_count"],
-                last_heartbeat=run["heartbeat_at"].isoformat(),
+                "orphan_detected", run_id=str(run.run_id), worker=run.worker, resume_count=run.resume_count,
+                last_heartbeat=run.heartbeat_at.isoformat(),
             )  # fmt: skip
         total += len(freed)
     metrics.orphans.inc(total)

@@ -10,43 +10,48 @@ from interlock.engine import sessions
 from interlock.engine.access.principal import Principal
 from interlock.engine.runs.runs import NewRun, begin, get, insert, refused
 from interlock.engine.workflows import Plans
-from interlock.engine.writing.run_commands import read_journal
+from interlock.engine.writing.load import load_journal
 from interlock.errors import Conflict
+from interlock.ids import ReceiptId, RunId, TenantId
 from interlock.journal import NO_OUTPUT, EntryType, Journal, StepSnapshot
 from interlock.lifecycle import SETTLED_WELL, ReceiptState, RunState, StepEvent, StepState
-from interlock.store.pool import Database, Row, Tx
+from interlock.store import sql
+from interlock.store.pool import Executor, Row, Tx
+from interlock.store.records import RunRecord
 
 # The effects of the old run by step: receipts of its own and of the runs that it continued.
 Effects = dict[str, Row]
 
 
-async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, run_id: UUID, new_id: UUID) -> Row:
+async def retry(tx: Tx, plans: Plans, principal: Principal, run_id: RunId, new_id: RunId) -> RunRecord:
     """Start a new run on the same version that continues where the old one stopped."""
     old = await get(tx, principal, run_id)
-    if RunState(old["status"]) not in (RunState.FAILED, RunState.CANCELED):
-        raise refused(RunState(old["status"]), "retry")
-    before = await read_journal(tx, plans, old)
+    if old.status not in (RunState.FAILED, RunState.CANCELED):
+        raise refused(old.status, "retry")
+    before = await load_journal(tx, plans, old)
     effects = await _effects_certain(tx, principal.tenant_id, run_id, before)
-    if old["session_id"] is not None:
-        await sessions.lock_idle(tx, old["tenant_id"], old["session_id"])
+    session_run = None
+    if old.session_id is not None:
+        await sessions.lock_idle(tx, old.tenant_id, old.session_id)
+        session_run = await sql.count_session_run(tx, session_id=old.session_id)
     new = _successor(old, before, new_id)
-    run = await insert(tx, database, principal, new, resumed=old)
+    run = await insert(tx, principal, new, resumed=old, session_run=session_run)
     if run.journal is None:
         return run.row  # an earlier try of the same call succeeded
-    if old["session_id"] is not None:
-        await tx.row("join_session", new_id, old["session_id"], None, False)
+    if old.session_id is not None:
+        await sql.answer_message(tx, message_id=None, run_id=new_id, session_id=old.session_id)
     if new.trigger["source"] == "reversal":
         await _hand_over_reversal(tx, old, new)
     carry_over = _carry_over_flow if before.plan.is_dynamic else _carry_over_steps
     carry_over(run.journal, before, old, effects, principal.actor)
-    return await begin(tx, database, run)
+    return await begin(tx, run)
 
 
-def _successor(old: Row, before: Journal, new_id: UUID) -> NewRun:
+def _successor(old: RunRecord, before: Journal, new_id: UUID) -> NewRun:
     # The idempotency key belongs to the request that started the old run, so it is left out.
-    trigger = {name: told for name, told in orjson.loads(old["trigger"]).items() if name != "idempotency_key"}
+    trigger = {name: told for name, told in orjson.loads(old.trigger).items() if name != "idempotency_key"}
     return NewRun(
-        new_id, old["workflow"], old["workflow_version"], before.plan, orjson.loads(old["input"] or "null"), trigger,
+        RunId(new_id), old.workflow, old.workflow_version, before.plan, orjson.loads(old.input or "null"), trigger,
         before.plan.timeout,
     )  # fmt: skip
 
@@ -54,7 +59,7 @@ def _successor(old: Row, before: Journal, new_id: UUID) -> NewRun:
 # ---------------------------------------------------------------- refusals
 
 
-async def why_refused(database: Database, tenant_id: UUID, run_id: UUID, before: Journal) -> str | None:
+async def why_refused(database: Executor, tenant_id: TenantId, run_id: RunId, before: Journal) -> str | None:
     """Return why `retry` would refuse a run that failed or was canceled, or None if it would not."""
     try:
         await _effects_certain(database, tenant_id, run_id, before)
@@ -63,7 +68,7 @@ async def why_refused(database: Database, tenant_id: UUID, run_id: UUID, before:
     return None
 
 
-async def _effects_certain(tx: Tx | Database, tenant_id: UUID, run_id: UUID, before: Journal) -> Effects:
+async def _effects_certain(tx: Executor, tenant_id: TenantId, run_id: RunId, before: Journal) -> Effects:
     """Return the old run's effects, if they are certain and were not undone. Raise otherwise."""
     effects = {receipt["step"]: receipt for receipt in await tx.fetch("receipts_behind", tenant_id, run_id)}
     _refuse_without_certainty(before, effects)
@@ -83,11 +88,11 @@ def _refuse_without_certainty(before: Journal, effects: Effects) -> None:
                 f"step {receipt['step']} may have happened; say first what became of it, at POST "
                 f"/api/receipts/{receipt['id']}/resolve", code="EFFECT_IN_DOUBT", receipt_id=str(receipt["id"]),
             )  # fmt: skip
-        if receipt["undoing"] in ("done", "under_way"):
+        if receipt["reversal_state"] in ("done", "under_way"):
             raise _undone(receipt["step"], receipt["id"], receipt["reversal_run_id"])
 
 
-async def _refuse_what_others_undid(tx: Tx | Database, tenant_id: UUID, before: Journal) -> None:
+async def _refuse_what_others_undid(tx: Executor, tenant_id: TenantId, before: Journal) -> None:
     """Raise if the old run reused the effect of another run and that effect has been undone since."""
     replayed = [(key, fold.replayed) for key, fold in before.steps.items() if fold.replayed is not None]
     answered = {about["receipt_id"]: key for key, about in replayed if "receipt_id" in about}
@@ -96,22 +101,22 @@ async def _refuse_what_others_undid(tx: Tx | Database, tenant_id: UUID, before: 
         raise _undone(answered[str(undone["receipt_id"])], undone["receipt_id"], undone["run_id"])
 
 
-def _undone(step: str, receipt_id: UUID, by: UUID) -> Conflict:
+def _undone(step: str, receipt_id: ReceiptId, by: UUID) -> Conflict:
     return Conflict(
         f"step {step} was undone, or is being undone, by run {by}; start a new run", code="EFFECT_UNDONE",
         receipt_id=str(receipt_id),
     )  # fmt: skip
 
 
-async def _hand_over_reversal(tx: Tx, old: Row, new: NewRun) -> None:
+async def _hand_over_reversal(tx: Tx, old: RunRecord, new: NewRun) -> None:
     """Let the new run undo the effect that the old one did not. Raise if another run undid it or is doing so."""
-    await tx.fetch("hand_over_reversal", old["tenant_id"], old["id"], new.id)
+    await tx.fetch("hand_over_reversal", old.tenant_id, old.id, new.id)
     try:
         receipt_id = UUID(new.trigger["ref"])
     except (TypeError, ValueError):
         return  # no reversal: any caller may set this source
-    other = await tx.value("reversed_since", old["tenant_id"], receipt_id, new.id)
-    if other not in (None, old["id"]):
+    other = await tx.value("reversed_since", old.tenant_id, receipt_id, new.id)
+    if other not in (None, old.id):
         raise Conflict(f"run {other} undoes it by now", code="ALREADY_REVERSED", run_id=str(other))
 
 
@@ -127,13 +132,13 @@ def _happened(effects: Effects, step: str) -> str | None:
     return (effect["output"] or NO_OUTPUT) if effect and effect["status"] == ReceiptState.SUCCEEDED else None
 
 
-def _carry_over_steps(journal: Journal, before: Journal, old: Row, effects: Effects, actor: str) -> None:
+def _carry_over_steps(journal: Journal, before: Journal, old: RunRecord, effects: Effects, actor: str) -> None:
     for done in before.steps.values():
         effect = effects.get(done.step.key)
         if done.status in SETTLED_WELL:
-            _carry_over(journal, done, done.status, done.output, actor, old["id"], effect)
+            _carry_over(journal, done, done.status, done.output, actor, old.id, effect)
         elif (output := _happened(effects, done.step.key)) is not None:
-            _carry_over(journal, done, StepState.SUCCEEDED, output, actor, old["id"], effect)
+            _carry_over(journal, done, StepState.SUCCEEDED, output, actor, old.id, effect)
 
 
 def _carry_over(
@@ -151,13 +156,13 @@ def _carry_over(
         journal.move_step(fold, StepEvent.SUCCEED, actor=actor, data=data, output=output)
 
 
-def _carry_over_flow(journal: Journal, before: Journal, old: Row, effects: Effects, actor: str) -> None:
+def _carry_over_flow(journal: Journal, before: Journal, old: RunRecord, effects: Effects, actor: str) -> None:
     """Copy all answers that the flow received, so that it reaches the same point, but not the failure that ended it."""
-    ended_by = (orjson.loads(old["error"] or "null") or {}).get("step")
+    ended_by = (orjson.loads(old.error or "null") or {}).get("step")
     for place, (kind, value) in before.values.items():
         journal.note(EntryType.VALUE_RECORDED, actor=actor, data={"place": place, "kind": kind, "value": value})
     for key, done in before.steps.items():
-        data: dict[str, Any] = {"carried_over_from": str(old["id"]), **(done.replayed or {})}
+        data: dict[str, Any] = {"carried_over_from": str(old.id), **(done.replayed or {})}
         if done.status == StepState.SUCCEEDED:
             event, output = StepEvent.SUCCEED, done.output
         elif done.status == StepState.SKIPPED or (done.status == StepState.FAILED and key != ended_by):

@@ -1,7 +1,6 @@
 """Tool calls: one call of one tool as a run, for agents that keep their own loop."""
 
 from typing import Any
-from uuid import UUID
 
 from interlock.definition.plan import Plan
 from interlock.definition.workflow import load
@@ -9,6 +8,7 @@ from interlock.engine import workflows
 from interlock.engine.access.principal import Principal
 from interlock.engine.runs import runs
 from interlock.engine.runs.runs import NewRun
+from interlock.ids import RunId
 from interlock.store.pool import Database, Tx
 
 SOURCE = "tool_call"
@@ -24,8 +24,8 @@ def plan_for(tool: str, args: dict[str, Any]) -> Plan:
 
 
 async def start(
-    tx: Tx, database: Database, principal: Principal, run_id: UUID, tool: str, args: dict[str, Any], plan: Plan
+    tx: Tx, database: Database, principal: Principal, run_id: RunId, tool: str, args: dict[str, Any], plan: Plan
 ) -> None:
     row = await workflows.keep(tx, database, principal, plan)
     trigger = {"source": SOURCE, "ref": tool}
-    await runs.start_many(tx, database, principal, [NewRun(run_id, plan.name, row["version"], plan, args, trigger)])
+    await runs.start_many(tx, principal, [NewRun(run_id, plan.name, row["version"], plan, args, trigger)])

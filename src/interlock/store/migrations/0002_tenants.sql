@@ -1,6 +1,6 @@
 -- Tenants, their keys, and their workflows, policies and secrets.
 
-CREATE TABLE tenant (
+CREATE TABLE interlock.tenant (
   id          uuid PRIMARY KEY,
   name        text NOT NULL UNIQUE CHECK (name ~ '^[a-z0-9][a-z0-9_.-]{0,99}$'),
   created_at  timestamptz NOT NULL
@@ -9,9 +9,9 @@ CREATE TABLE tenant (
 -- ---------------------------------------------------------------- keys
 
 -- People belong to groups; a rule may require one of them.
-CREATE TABLE api_key (
+CREATE TABLE interlock.api_key (
   id            uuid PRIMARY KEY,
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   workspace_id  text,
   name          text NOT NULL,
   role          text NOT NULL CHECK (role IN ('viewer', 'operator', 'approver', 'admin', 'agent')),
@@ -20,23 +20,12 @@ CREATE TABLE api_key (
   created_at    timestamptz NOT NULL,
   revoked_at    timestamptz
 );
-CREATE INDEX api_key_of_tenant ON api_key (tenant_id, id);
-
--- A vote or grant is valid only as far as its key: within the key's workspace, and until the key is revoked. Returns
--- the key of an actor in votes and grants, which is written as name, colon, key id.
-CREATE FUNCTION key_of(actor text) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-  SELECT CASE WHEN actor ~ ':[0-9a-f-]{36}$' THEN right(actor, 36)::uuid END
-$$;
-
--- True if the key was not revoked since. Votes of a revoked key do not count unless they already decided an approval.
-CREATE FUNCTION key_holds(actor text) RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
-  SELECT EXISTS (SELECT FROM api_key WHERE id = key_of(actor) AND revoked_at IS NULL)
-$$;
+CREATE INDEX api_key_of_tenant ON interlock.api_key (tenant_id, id);
 
 -- ---------------------------------------------------------------- workflows
 
-CREATE TABLE workflow (
-  tenant_id   uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.workflow (
+  tenant_id   uuid NOT NULL REFERENCES interlock.tenant,
   name        text NOT NULL,
   version     int NOT NULL CHECK (version > 0),
   digest      text NOT NULL,
@@ -47,13 +36,13 @@ CREATE TABLE workflow (
 );
 
 -- Applying the same content again finds its version. A rollback creates a new version with earlier content.
-CREATE INDEX workflow_by_digest ON workflow (tenant_id, name, digest);
+CREATE INDEX workflow_by_digest ON interlock.workflow (tenant_id, name, digest);
 
 -- ---------------------------------------------------------------- policies
 
 -- A tenant that never published a policy has version 0, the built-in one. The tenant's lane names the version in force.
-CREATE TABLE policy (
-  tenant_id   uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.policy (
+  tenant_id   uuid NOT NULL REFERENCES interlock.tenant,
   version     int NOT NULL CHECK (version > 0),
   digest      text NOT NULL,
   text        text NOT NULL,
@@ -66,8 +55,8 @@ CREATE TABLE policy (
 
 -- Values for tools that no reader may see. They are encrypted with a key that is not in the database; a ciphertext
 -- moved to another tenant or name cannot be decrypted. Only the newest version is kept.
-CREATE TABLE secret (
-  tenant_id   uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.secret (
+  tenant_id   uuid NOT NULL REFERENCES interlock.tenant,
   name        text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_]{0,99}$'),
   version     int NOT NULL CHECK (version > 0),
   nonce       bytea NOT NULL CHECK (length(nonce) = 12),

@@ -4,9 +4,9 @@
 
 -- A batch of runs with reserved workers. The foreign key enforces that a child is one level deeper than its parent, and
 -- of the same tenant.
-CREATE TABLE job (
+CREATE TABLE interlock.job (
   id                uuid PRIMARY KEY,
-  tenant_id         uuid NOT NULL REFERENCES tenant,
+  tenant_id         uuid NOT NULL REFERENCES interlock.tenant,
   workspace_id      text,
   parent_job_id     uuid,
   depth             int NOT NULL CHECK (depth BETWEEN 0 AND 5),
@@ -18,7 +18,7 @@ CREATE TABLE job (
   total             int NOT NULL CHECK (total > 0),
   done              int NOT NULL DEFAULT 0 CHECK (done >= 0),
   worker_count      int NOT NULL CHECK (worker_count BETWEEN 1 AND 10),
-  status            text NOT NULL,
+  status            interlock.job_state NOT NULL,
   reason            text,
   requested_by      text NOT NULL,
   requester         jsonb NOT NULL,
@@ -27,60 +27,52 @@ CREATE TABLE job (
   started_at        timestamptz,
   completed_at      timestamptz,
   UNIQUE (tenant_id, id, depth),
-  FOREIGN KEY (tenant_id, parent_job_id, parent_depth) REFERENCES job (tenant_id, id, depth),
+  FOREIGN KEY (tenant_id, parent_job_id, parent_depth) REFERENCES interlock.job (tenant_id, id, depth),
   CONSTRAINT job_root_has_no_parent CHECK ((parent_job_id IS NULL) = (depth = 0)),
-  CONSTRAINT job_status CHECK (status::job_state IS NOT NULL),
   CONSTRAINT job_completed_at CHECK (
-    CASE WHEN completed_at IS NULL THEN status::job_without_completed_at
-         ELSE status::job_with_completed_at END IS NOT NULL
+    CASE WHEN completed_at IS NULL THEN status::interlock.job_without_completed_at
+         ELSE status::interlock.job_with_completed_at END IS NOT NULL
   )
 );
-CREATE INDEX job_of_tenant ON job (tenant_id, id);
-CREATE INDEX job_children ON job (parent_job_id) WHERE parent_job_id IS NOT NULL;
-CREATE INDEX job_open ON job (status, id) WHERE completed_at IS NULL;
-
-CREATE TRIGGER job_moves BEFORE UPDATE ON job FOR EACH ROW
-  WHEN (OLD.status <> NEW.status AND NOT job_may_move(OLD.status, NEW.status))
-  EXECUTE FUNCTION refuse_move();
-CREATE TRIGGER job_final BEFORE UPDATE ON job FOR EACH ROW
-  WHEN (OLD.completed_at IS NOT NULL)
-  EXECUTE FUNCTION refuse_change();
+CREATE INDEX job_of_tenant ON interlock.job (tenant_id, id);
+CREATE INDEX job_children ON interlock.job (parent_job_id) WHERE parent_job_id IS NOT NULL;
+CREATE INDEX job_open ON interlock.job (status, id) WHERE completed_at IS NULL;
 
 -- ---------------------------------------------------------------- workers
 
 -- A process that starts and ends worker processes on its machine. Their logs are in `log_dir`.
-CREATE TABLE supervisor (
+CREATE TABLE interlock.supervisor (
   id             uuid PRIMARY KEY,
   host           text NOT NULL,
   pid            int NOT NULL,
   log_dir        text NOT NULL,
-  wished         int NOT NULL CHECK (wished >= 0),
+  desired_workers         int NOT NULL CHECK (desired_workers >= 0),
   reason         text,
   lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),
   heartbeat_at   timestamptz NOT NULL,
   started_at     timestamptz NOT NULL,
   stopped_at     timestamptz
 );
-CREATE INDEX supervisor_live ON supervisor (id) WHERE stopped_at IS NULL;
+CREATE INDEX supervisor_live ON interlock.supervisor (id) WHERE stopped_at IS NULL;
 
 -- `pid` is NULL until the process of a requested worker has started. `tenants` NULL: all of them. A reservation sets
 -- `job_id`, which every claim reads anyway. Every heartbeat updates the row; half-empty pages keep those updates on the
 -- page.
-CREATE TABLE worker (
+CREATE TABLE interlock.worker (
   id             uuid PRIMARY KEY,
-  supervisor_id  uuid REFERENCES supervisor,
+  supervisor_id  uuid REFERENCES interlock.supervisor,
   workspace_id   text,
   name           text NOT NULL,
   host           text,
   pid            int,
-  status         text NOT NULL,
+  status         interlock.worker_state NOT NULL,
   reason         text,
   capacity       int NOT NULL,
   labels         text[] NOT NULL DEFAULT '{default}' CHECK (cardinality(labels) > 0),
   tenants        uuid[],
   -- Free-form data of the requester; the engine never reads it.
   metadata       jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(metadata) = 'object'),
-  job_id         uuid REFERENCES job,
+  job_id         uuid REFERENCES interlock.job,
   lease_seconds  float8 NOT NULL CHECK (lease_seconds > 0),
   heartbeat_at   timestamptz NOT NULL,
   started_at     timestamptz NOT NULL,
@@ -89,33 +81,22 @@ CREATE TABLE worker (
   -- Set when the worker ends: from then on others get its runs. Until this time a tool of its process may still act.
   may_act_until  timestamptz,
   CONSTRAINT worker_may_act_until CHECK ((may_act_until IS NULL) = (stopped_at IS NULL)),
-  CONSTRAINT worker_status CHECK (status::worker_state IS NOT NULL),
   CONSTRAINT worker_stopped_at CHECK (
-    CASE WHEN stopped_at IS NULL THEN status::worker_without_stopped_at
-         ELSE status::worker_with_stopped_at END IS NOT NULL
+    CASE WHEN stopped_at IS NULL THEN status::interlock.worker_without_stopped_at
+         ELSE status::interlock.worker_with_stopped_at END IS NOT NULL
   ),
   CONSTRAINT worker_reserved_is_alive CHECK (job_id IS NULL OR (stopped_at IS NULL AND pid IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX worker_live ON worker (id) WHERE stopped_at IS NULL;
-CREATE INDEX worker_stopped ON worker (stopped_at) WHERE stopped_at IS NOT NULL;
-CREATE INDEX worker_of_job ON worker (job_id) WHERE job_id IS NOT NULL;
-CREATE INDEX worker_of_supervisor ON worker (supervisor_id, id) WHERE supervisor_id IS NOT NULL;
-
-CREATE TRIGGER worker_moves BEFORE UPDATE ON worker FOR EACH ROW
-  WHEN (OLD.status <> NEW.status AND NOT worker_may_move(OLD.status, NEW.status))
-  EXECUTE FUNCTION refuse_move();
--- An ended worker may change one thing: it may report that its tools stopped earlier than the deadline.
-CREATE TRIGGER worker_final BEFORE UPDATE ON worker FOR EACH ROW
-  WHEN (OLD.stopped_at IS NOT NULL
-        AND (to_jsonb(NEW) - 'may_act_until' <> to_jsonb(OLD) - 'may_act_until' OR NEW.may_act_until IS NULL
-             OR NEW.may_act_until >= OLD.may_act_until))
-  EXECUTE FUNCTION refuse_change();
+CREATE INDEX worker_live ON interlock.worker (id) WHERE stopped_at IS NULL;
+CREATE INDEX worker_stopped ON interlock.worker (stopped_at) WHERE stopped_at IS NOT NULL;
+CREATE INDEX worker_of_job ON interlock.worker (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX worker_of_supervisor ON interlock.worker (supervisor_id, id) WHERE supervisor_id IS NOT NULL;
 
 -- ---------------------------------------------------------------- history of workers and jobs
 
 -- The journal of workers and jobs: every transition, and which worker was reserved for which job. A row without an
 -- event is a note. The check lists the moves itself: writes are too rare for that to cost anything.
-CREATE TABLE history (
+CREATE TABLE interlock.resource_event (
   subject_id  uuid NOT NULL,
   seq         int NOT NULL CHECK (seq > 0),
   machine     text NOT NULL CHECK (machine IN ('worker', 'job')),
@@ -128,7 +109,7 @@ CREATE TABLE history (
   reason      text,
   data        jsonb,
   PRIMARY KEY (subject_id, seq),
-  CONSTRAINT history_transition CHECK (
+  CONSTRAINT resource_event_transition CHECK (
     CASE
     WHEN event IS NULL THEN from_state IS NULL AND to_state IS NULL
     WHEN to_state IS NULL THEN false
@@ -143,15 +124,5 @@ CREATE TABLE history (
       job:running:succeed:completed, job:running:fail:failed, job:running:cancel:canceled
     }'::text[]) END)
 );
-CREATE INDEX history_in_time ON history (machine, at);
+CREATE INDEX resource_event_in_time ON interlock.resource_event (machine, at);
 
--- The next history number of a worker or job whose row the caller has locked. The function reads with a separate
--- snapshot: the calling statement's may be older than the lock, and would return a number that another session has
--- used.
-CREATE FUNCTION next_in_history(subject uuid) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-  RETURN 1 + coalesce((SELECT max(seq) FROM history WHERE subject_id = subject), 0);
-END $$;
-
-CREATE TRIGGER history_append_only BEFORE UPDATE OR DELETE ON history FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER history_keep BEFORE TRUNCATE ON history FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();

@@ -5,14 +5,14 @@
 
 -- ---------------------------------------------------------------- approvals
 
-CREATE TABLE approval (
+CREATE TABLE interlock.approval (
   id               uuid PRIMARY KEY,
   tenant_id        uuid NOT NULL,
   run_id           uuid NOT NULL,
   step             text NOT NULL,
   session_id       uuid,
   kind             text NOT NULL DEFAULT 'gate' CHECK (kind IN ('gate', 'action', 'in_doubt')),
-  status           text NOT NULL,
+  status           interlock.approval_state NOT NULL,
   -- The requirements on the approvers, and the rules that set them.
   tier             text NOT NULL CHECK (tier IN ('low', 'med', 'high')),
   two_person       boolean NOT NULL,
@@ -40,32 +40,24 @@ CREATE TABLE approval (
   escalated_at     timestamptz,
   expires_at       timestamptz NOT NULL,
   resolved_at      timestamptz,
-  CONSTRAINT approval_status CHECK (status::approval_state IS NOT NULL),
   CONSTRAINT approval_edited CHECK ((edited_at IS NULL) = (edited_by = '{}') AND (edited_at IS NULL) = (proposed IS NULL)),
   CONSTRAINT approval_resolved_at CHECK (
-    CASE WHEN resolved_at IS NULL THEN status::approval_without_resolved_at
-         ELSE status::approval_with_resolved_at END IS NOT NULL
+    CASE WHEN resolved_at IS NULL THEN status::interlock.approval_without_resolved_at
+         ELSE status::interlock.approval_with_resolved_at END IS NOT NULL
   )
 );
-CREATE INDEX approval_of_tenant ON approval (tenant_id, status, id);
+CREATE INDEX approval_of_tenant ON interlock.approval (tenant_id, status, id);
 -- Evidence bundles and every cancel look up a run's approvals by the run's id.
-CREATE INDEX approval_of_run ON approval (run_id, id);
-CREATE INDEX approval_expiry ON approval (expires_at) WHERE status = 'requested';
-CREATE INDEX approval_reminders ON approval (remind_at) WHERE status = 'requested' AND remind_at IS NOT NULL;
-CREATE INDEX approval_escalations ON approval (escalate_at)
+CREATE INDEX approval_of_run ON interlock.approval (run_id, id);
+CREATE INDEX approval_expiry ON interlock.approval (expires_at) WHERE status = 'requested';
+CREATE INDEX approval_reminders ON interlock.approval (remind_at) WHERE status = 'requested' AND remind_at IS NOT NULL;
+CREATE INDEX approval_escalations ON interlock.approval (escalate_at)
   WHERE status = 'requested' AND escalate_at IS NOT NULL AND escalated_at IS NULL;
-
-CREATE TRIGGER approval_moves BEFORE UPDATE ON approval FOR EACH ROW
-  WHEN (OLD.status <> NEW.status AND NOT approval_may_move(OLD.status, NEW.status))
-  EXECUTE FUNCTION refuse_move();
-CREATE TRIGGER approval_final BEFORE UPDATE ON approval FOR EACH ROW
-  WHEN (OLD.resolved_at IS NOT NULL)
-  EXECUTE FUNCTION refuse_change();
 
 -- A person votes once on an action: two approvers are two people. Votes on the action before an edit were about another
 -- action, and do not count.
-CREATE TABLE vote (
-  approval_id  uuid NOT NULL REFERENCES approval,
+CREATE TABLE interlock.vote (
+  approval_id  uuid NOT NULL REFERENCES interlock.approval,
   digest       text NOT NULL DEFAULT '',
   voter        text NOT NULL,
   decision     text NOT NULL CHECK (decision IN ('approved', 'rejected')),
@@ -73,34 +65,20 @@ CREATE TABLE vote (
   at           timestamptz NOT NULL,
   PRIMARY KEY (approval_id, digest, voter)
 );
--- A voter may change the vote while the approval is open. No other change to a vote is possible.
-CREATE FUNCTION refuse_late_vote() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF EXISTS (SELECT FROM approval WHERE id = OLD.approval_id AND resolved_at IS NOT NULL) THEN
-    RAISE EXCEPTION 'votes are append-only: the approval is decided' USING ERRCODE = 'check_violation';
-  END IF;
-  RETURN NEW;
-END $$;
-CREATE TRIGGER vote_final BEFORE UPDATE ON vote FOR EACH ROW EXECUTE FUNCTION refuse_late_vote();
-CREATE TRIGGER vote_is_its_voters BEFORE UPDATE ON vote FOR EACH ROW
-  WHEN (ROW (OLD.approval_id, OLD.digest, OLD.voter) IS DISTINCT FROM ROW (NEW.approval_id, NEW.digest, NEW.voter))
-  EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER vote_stays BEFORE DELETE ON vote FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER vote_keep BEFORE TRUNCATE ON vote FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
 
 -- When the approved action was started: an approval is used once. Not in the approval's row, which is final once the
 -- approval is decided.
-CREATE TABLE consumption (
-  approval_id  uuid PRIMARY KEY REFERENCES approval,
+CREATE TABLE interlock.approval_use (
+  approval_id  uuid PRIMARY KEY REFERENCES interlock.approval,
   receipt_id   uuid NOT NULL,
   at           timestamptz NOT NULL
 );
 
 -- A standing approval ("this tool, these arguments, for one hour"), for actions below tier high that need one approver.
 -- `workspace_id` is that of the grant's creator; NULL for the whole tenant.
-CREATE TABLE standing_grant (
+CREATE TABLE interlock.standing_grant (
   id            uuid PRIMARY KEY,
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   workspace_id  text,
   tool          text NOT NULL,
   arguments     jsonb NOT NULL,
@@ -113,14 +91,14 @@ CREATE TABLE standing_grant (
   revoked_by    text,
   uses          int NOT NULL DEFAULT 0
 );
-CREATE INDEX standing_grant_of_tenant ON standing_grant (tenant_id, tool, expires_at);
+CREATE INDEX standing_grant_of_tenant ON interlock.standing_grant (tenant_id, tool, expires_at);
 
 -- ---------------------------------------------------------------- receipts
 
 -- One effect, one key, one successful receipt per workspace: keys of different workspaces neither match nor conflict.
 -- The row exists before the effect begins. `nth` counts the effects under a key: the earlier ones were reversed, and
 -- the key of a reversed effect is free again. A separate column, because a receipt that succeeded is final.
-CREATE TABLE receipt (
+CREATE TABLE interlock.receipt (
   id                 uuid PRIMARY KEY,
   tenant_id          uuid NOT NULL,
   workspace_id       text,
@@ -130,9 +108,9 @@ CREATE TABLE receipt (
   idempotency_key    text NOT NULL,
   nth                int NOT NULL DEFAULT 1,
   action_digest      text NOT NULL,
-  status             text NOT NULL,
+  status             interlock.receipt_state NOT NULL,
   -- Set while the receipt is in doubt and the call still runs in a thread of this worker: its result is not known yet.
-  acting_worker      uuid REFERENCES worker,
+  acting_worker      uuid REFERENCES interlock.worker,
   attempt            int NOT NULL,
   request_metadata   jsonb NOT NULL,
   response_metadata  jsonb,
@@ -142,29 +120,20 @@ CREATE TABLE receipt (
   undo               text,
   created_at         timestamptz NOT NULL,
   completed_at       timestamptz,
-  CONSTRAINT receipt_status CHECK (status::receipt_state IS NOT NULL),
   CONSTRAINT receipt_completed_at CHECK (
-    CASE WHEN completed_at IS NULL THEN status::receipt_without_completed_at
-         ELSE status::receipt_with_completed_at END IS NOT NULL
+    CASE WHEN completed_at IS NULL THEN status::interlock.receipt_without_completed_at
+         ELSE status::interlock.receipt_with_completed_at END IS NOT NULL
   ),
   UNIQUE NULLS NOT DISTINCT (tenant_id, idempotency_key, workspace_id, nth)
 );
-CREATE INDEX receipt_of_run ON receipt (run_id, id);
-CREATE INDEX receipt_still_acting ON receipt (acting_worker) WHERE acting_worker IS NOT NULL;
-CREATE INDEX receipt_in_doubt ON receipt (tenant_id, id) WHERE status = 'in_doubt';
-
-CREATE TRIGGER receipt_moves BEFORE UPDATE ON receipt FOR EACH ROW
-  WHEN (OLD.status <> NEW.status AND NOT receipt_may_move(OLD.status, NEW.status))
-  EXECUTE FUNCTION refuse_move();
--- Checks the status, since a failed receipt has ended too and may be attempted again.
-CREATE TRIGGER receipt_final BEFORE UPDATE ON receipt FOR EACH ROW
-  WHEN (OLD.status IN ('succeeded'))
-  EXECUTE FUNCTION refuse_change();
+CREATE INDEX receipt_of_run ON interlock.receipt (run_id, id);
+CREATE INDEX receipt_still_acting ON interlock.receipt (acting_worker) WHERE acting_worker IS NOT NULL;
+CREATE INDEX receipt_in_doubt ON interlock.receipt (tenant_id, id) WHERE status = 'in_doubt';
 
 -- The run that reverses an effect: at most one reversal per receipt. `step` is the step that does it: in a run that was
 -- started as a reversal it is the only step.
-CREATE TABLE reversal (
-  receipt_id  uuid PRIMARY KEY REFERENCES receipt,
+CREATE TABLE interlock.reversal (
+  receipt_id  uuid PRIMARY KEY REFERENCES interlock.receipt,
   tenant_id   uuid NOT NULL,
   run_id      uuid NOT NULL,
   step        text NOT NULL,
@@ -173,14 +142,3 @@ CREATE TABLE reversal (
   asked_at    timestamptz NOT NULL
 );
 
--- The state of a reversal. Another run may take over only a reversal that was given up: its run ended without reversing
--- the effect. A run that is not visible yet has just claimed it.
-CREATE FUNCTION undoing(asked reversal) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT CASE
-    WHEN run.status = 'succeeded' OR 'succeeded' = ANY(tries.states) THEN 'done'
-    WHEN run.completed_at IS NOT NULL AND tries.states <@ ARRAY['failed'] THEN 'given_up'
-    ELSE 'under_way'
-  END
-  FROM (SELECT ARRAY(SELECT status FROM receipt WHERE run_id = asked.run_id AND step = asked.step) AS states) AS tries
-  LEFT JOIN run ON run.id = asked.run_id
-$$;

@@ -11,7 +11,7 @@
 
 -- ---------------------------------------------------------------- entries to be sealed
 
-CREATE TABLE unsealed (
+CREATE TABLE interlock.audit_pending (
   id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant_id  uuid NOT NULL,
   run_ids    uuid[] NOT NULL,
@@ -19,22 +19,12 @@ CREATE TABLE unsealed (
   CHECK (cardinality(run_ids) = cardinality(seqs))
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 -- Ids do not compress; EXTERNAL keeps them in the page if they fit.
-ALTER TABLE unsealed ALTER run_ids SET STORAGE EXTERNAL, ALTER seqs SET STORAGE EXTERNAL;
-
--- By statement, not by row: an append of a hundred entries leaves one note.
-CREATE FUNCTION note_unsealed() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO unsealed (tenant_id, run_ids, seqs)
-  SELECT tenant_id, array_agg(run_id), array_agg(seq) FROM added GROUP BY tenant_id;
-  RETURN NULL;
-END $$;
-CREATE TRIGGER entry_note AFTER INSERT ON entry REFERENCING NEW TABLE AS added
-  FOR EACH STATEMENT EXECUTE FUNCTION note_unsealed();
+ALTER TABLE interlock.audit_pending ALTER run_ids SET STORAGE EXTERNAL, ALTER seqs SET STORAGE EXTERNAL;
 
 -- ---------------------------------------------------------------- the chain
 
 -- A position in a tenant's chain. It stays when retention drops the entry, so that the links around it still match.
-CREATE TABLE seal (
+CREATE TABLE interlock.audit_link (
   tenant_id  uuid NOT NULL,
   position   bigint NOT NULL CHECK (position > 0),
   run_id     uuid NOT NULL,
@@ -44,7 +34,7 @@ CREATE TABLE seal (
   UNIQUE (run_id, seq)
 );
 
-CREATE TABLE checkpoint (
+CREATE TABLE interlock.checkpoint (
   tenant_id  uuid NOT NULL,
   number     bigint NOT NULL CHECK (number > 0),
   position   bigint NOT NULL CHECK (position >= 0),
@@ -57,31 +47,25 @@ CREATE TABLE checkpoint (
   PRIMARY KEY (tenant_id, number),
   CHECK ((previous IS NULL) = (number = 1))
 );
-CREATE INDEX checkpoint_at_position ON checkpoint (tenant_id, position);
+CREATE INDEX checkpoint_at_position ON interlock.checkpoint (tenant_id, position);
 -- Each process remembers the newest checkpoint of all tenants, to notice that the database went back in time.
-CREATE INDEX checkpoint_newest ON checkpoint (at);
-
-CREATE TRIGGER seal_append_only BEFORE UPDATE OR DELETE ON seal FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER seal_keep BEFORE TRUNCATE ON seal FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER checkpoint_append_only BEFORE UPDATE OR DELETE ON checkpoint
-  FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER checkpoint_keep BEFORE TRUNCATE ON checkpoint FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();
+CREATE INDEX checkpoint_newest ON interlock.checkpoint (at);
 
 -- ---------------------------------------------------------------- evidence
 
 -- The ended runs that still need their bundle. The sealer writes the row in the transaction that seals a run's last
 -- entry: so a reader finds the whole run in the chain, and the statement that ends a run writes nothing for it. While a
 -- bundle is being made, `due_at` is when it is tried again if the signer dies.
-CREATE TABLE evidence_due (
+CREATE TABLE interlock.evidence_due (
   run_id     uuid PRIMARY KEY,
   tenant_id  uuid NOT NULL,
   due_at     timestamptz NOT NULL,
   attempts   int NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX evidence_due_next ON evidence_due (due_at);
+CREATE INDEX evidence_due_next ON interlock.evidence_due (due_at);
 
 -- The locations of the bundles.
-CREATE TABLE evidence (
+CREATE TABLE interlock.evidence (
   run_id     uuid PRIMARY KEY,
   tenant_id  uuid NOT NULL,
   name       text NOT NULL,
@@ -89,5 +73,3 @@ CREATE TABLE evidence (
   key_id     text NOT NULL,
   made_at    timestamptz NOT NULL
 );
-CREATE TRIGGER evidence_append_only BEFORE UPDATE OR DELETE ON evidence FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
-CREATE TRIGGER evidence_keep BEFORE TRUNCATE ON evidence FOR EACH STATEMENT EXECUTE FUNCTION refuse_rewrite();

@@ -4,12 +4,12 @@
 
 -- The workflow that a sender's delivery or a Slack command starts. It acts with the key of the person who applied it.
 -- The signing secret is in `secret`, encrypted; this row has its name.
-CREATE TABLE trigger (
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.trigger (
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
   kind          text NOT NULL CHECK (kind IN ('github', 'webhook', 'slack')),
   command       text,
-  key_id        uuid NOT NULL REFERENCES api_key,
+  key_id        uuid NOT NULL REFERENCES interlock.api_key,
   workspace_id  text,
   workflow      text NOT NULL,
   source        jsonb NOT NULL,
@@ -19,15 +19,15 @@ CREATE TABLE trigger (
   PRIMARY KEY (tenant_id, name),
   CONSTRAINT trigger_command CHECK ((command IS NOT NULL) = (kind = 'slack'))
 );
-CREATE UNIQUE INDEX trigger_of_command ON trigger (tenant_id, command) WHERE command IS NOT NULL;
+CREATE UNIQUE INDEX trigger_of_command ON interlock.trigger (tenant_id, command) WHERE command IS NOT NULL;
 
 -- ---------------------------------------------------------------- schedules
 
 -- `next_at` is the next slot; it is NULL for a paused schedule, which is therefore in no index that is searched.
-CREATE TABLE schedule (
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.schedule (
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   name          text NOT NULL CHECK (name ~ '^[a-z][a-z0-9_.-]{0,99}$'),
-  key_id        uuid NOT NULL REFERENCES api_key,
+  key_id        uuid NOT NULL REFERENCES interlock.api_key,
   workspace_id  text,
   cron          text NOT NULL,
   timezone      text NOT NULL,
@@ -45,14 +45,14 @@ CREATE TABLE schedule (
   CONSTRAINT schedule_paused_why CHECK (paused_why IS NULL OR paused_at IS NOT NULL),
   CONSTRAINT schedule_last CHECK ((last_run_id IS NULL) = (last_slot IS NULL))
 );
-CREATE INDEX schedule_due ON schedule (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX schedule_due ON interlock.schedule (next_at) WHERE next_at IS NOT NULL;
 
 -- ---------------------------------------------------------------- events
 
 -- An event is kept until a step waits for it or it expires. Its consumer marks it here in the transaction that delivers
 -- it to the step, or that posts it to the inbox of the run's holder: once, and for one step.
-CREATE TABLE outside_event (
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+CREATE TABLE interlock.external_event (
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   id            text NOT NULL,
   number        bigint GENERATED ALWAYS AS IDENTITY,
   workspace_id  text,
@@ -67,21 +67,17 @@ CREATE TABLE outside_event (
   consumed_at   timestamptz,
   PRIMARY KEY (tenant_id, number),
   -- A sender chooses an event's id. Senders of two workspaces may choose the same id for two events.
-  CONSTRAINT outside_event_id UNIQUE NULLS NOT DISTINCT (tenant_id, id, workspace_id),
-  CONSTRAINT outside_event_consumed
+  CONSTRAINT external_event_id UNIQUE NULLS NOT DISTINCT (tenant_id, id, workspace_id),
+  CONSTRAINT external_event_consumed
     CHECK ((run_id IS NULL) = (consumed_at IS NULL) AND (step IS NULL) = (consumed_at IS NULL))
 );
-CREATE UNIQUE INDEX outside_event_of_step ON outside_event (run_id, step) WHERE run_id IS NOT NULL;
-CREATE INDEX outside_event_kept ON outside_event (tenant_id, type, correlation, number) WHERE consumed_at IS NULL;
-CREATE INDEX outside_event_expiry ON outside_event (expires_at);
-
-CREATE TRIGGER outside_event_final BEFORE UPDATE ON outside_event FOR EACH ROW
-  WHEN (OLD.consumed_at IS NOT NULL)
-  EXECUTE FUNCTION refuse_change();
+CREATE UNIQUE INDEX external_event_of_step ON interlock.external_event (run_id, step) WHERE run_id IS NOT NULL;
+CREATE INDEX external_event_kept ON interlock.external_event (tenant_id, type, correlation, number) WHERE consumed_at IS NULL;
+CREATE INDEX external_event_expiry ON interlock.external_event (expires_at);
 
 -- The only row of a waiting step. Both the event and the time-out begin by deleting it: the one that finds the row ends
 -- the wait.
-CREATE TABLE outside_wait (
+CREATE TABLE interlock.event_subscription (
   run_id        uuid NOT NULL,
   step          text NOT NULL,
   number        bigint GENERATED ALWAYS AS IDENTITY,
@@ -92,37 +88,6 @@ CREATE TABLE outside_wait (
   timeout_at    timestamptz,
   PRIMARY KEY (run_id, step)
 );
-CREATE INDEX outside_wait_for ON outside_wait (tenant_id, type, correlation, number);
-CREATE INDEX outside_wait_timeout ON outside_wait (timeout_at) WHERE timeout_at IS NOT NULL;
+CREATE INDEX event_subscription_for ON interlock.event_subscription (tenant_id, type, correlation, number);
+CREATE INDEX event_subscription_timeout ON interlock.event_subscription (timeout_at) WHERE timeout_at IS NOT NULL;
 
--- Two pairs exclude each other: looking for a wait and keeping an event; looking for an event and starting to wait.
--- Without this lock both sides could look, find nothing, and miss each other forever.
-CREATE FUNCTION lock_event(tenant uuid, wanted text, about text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM pg_advisory_xact_lock(hashtextextended(tenant::text || ' ' || wanted || ' ' || about, 43));
-END $$;
-
--- The caller has locked the run's row or holds its lease. Returns and consumes the event that came before, or returns
--- nothing: then the step waits. Each statement here has a separate snapshot, taken after the lock.
-CREATE FUNCTION await_event(
-  now timestamptz, tenant uuid, waiting uuid, waiting_step text, wanted text, about text, times_out_at timestamptz
-) RETURNS SETOF outside_event LANGUAGE plpgsql AS $$
-DECLARE
-  place text;
-BEGIN
-  PERFORM lock_event(tenant, wanted, about);
-  SELECT workspace_id INTO place FROM run WHERE id = waiting;
-  RETURN QUERY
-    UPDATE outside_event SET run_id = waiting, step = waiting_step, consumed_at = now
-     WHERE tenant_id = tenant AND number = (
-       SELECT kept.number FROM outside_event AS kept
-        WHERE kept.tenant_id = tenant AND kept.type = wanted AND kept.correlation = about
-          AND kept.consumed_at IS NULL AND kept.expires_at > now
-          AND (kept.workspace_id IS NULL OR kept.workspace_id = place)
-        ORDER BY kept.number LIMIT 1)
-    RETURNING *;
-  IF NOT FOUND THEN
-    INSERT INTO outside_wait (run_id, step, tenant_id, workspace_id, type, correlation, timeout_at)
-    VALUES (waiting, waiting_step, tenant, place, wanted, about, times_out_at);
-  END IF;
-END $$;

@@ -2,9 +2,9 @@
 -- agent's answers are in the rows of the runs.
 
 -- `runs` counts the runs that were started, `messages` the messages.
-CREATE TABLE session (
+CREATE TABLE interlock.session (
   id            uuid PRIMARY KEY,
-  tenant_id     uuid NOT NULL REFERENCES tenant,
+  tenant_id     uuid NOT NULL REFERENCES interlock.tenant,
   workspace_id  text,
   agent         text NOT NULL,
   auto_approve  boolean NOT NULL DEFAULT false,
@@ -13,11 +13,11 @@ CREATE TABLE session (
   runs          int NOT NULL DEFAULT 0 CHECK (runs >= 0),
   messages      int NOT NULL DEFAULT 0 CHECK (messages >= 0)
 );
-CREATE INDEX session_of_tenant ON session (tenant_id, id);
+CREATE INDEX session_of_tenant ON interlock.session (tenant_id, id);
 
 -- Messages of people. A message without a run waits for the previous run to end; its sender's rights apply to its run.
-CREATE TABLE message (
-  session_id    uuid NOT NULL REFERENCES session,
+CREATE TABLE interlock.message (
+  session_id    uuid NOT NULL REFERENCES interlock.session,
   number        int NOT NULL CHECK (number > 0),
   id            uuid NOT NULL UNIQUE,
   tenant_id     uuid NOT NULL,
@@ -31,4 +31,4 @@ CREATE TABLE message (
   run_id        uuid UNIQUE,
   PRIMARY KEY (session_id, number)
 );
-CREATE INDEX message_waiting ON message (session_id, number) WHERE run_id IS NULL;
+CREATE INDEX message_waiting ON interlock.message (session_id, number) WHERE run_id IS NULL;

@@ -1,33 +1,33 @@
 -- Child runs, and the commands that parents and children send each other.
 
--- name: adopt_runs
--- In the transaction that started the child runs.
-UPDATE run SET parent_run_id = child.parent_id, parent_step = child.step, root_id = child.root_id
-  FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) AS child (id, parent_id, step, root_id)
- WHERE run.id = child.id
-RETURNING run.id, (SELECT name FROM tenant WHERE tenant.id = run.tenant_id) AS tenant;
+-- name: tenant_names
+-- params: tenant_ids uuid[]
+-- returns: TenantName*
+SELECT id, name FROM interlock.tenant WHERE id = ANY(@tenant_ids);
 
--- name: tell_parents
+-- name: signal_parents
+-- params: run_ids uuid[]
+-- returns: nothing
 -- In the transaction of the entry that ends a child.
-INSERT INTO errand (tenant_id, from_run, to_run, command, step, at)
-SELECT tenant_id, id, parent_run_id, 'child_ended', parent_step, coalesce($1, now())
-  FROM run WHERE id = ANY($2::uuid[]) AND parent_step IS NOT NULL;
+INSERT INTO interlock.run_signal (tenant_id, from_run, to_run, command, step, at)
+SELECT tenant_id, id, parent_run_id, 'child_ended', parent_step, interlock.now()
+  FROM interlock.run WHERE id = ANY(@run_ids) AND parent_step IS NOT NULL;
 
--- name: stop_children
+-- name: signal_children
+-- params: run_ids uuid[]
+-- returns: nothing
 -- In the transaction of the entry that ends the parent.
-INSERT INTO errand (tenant_id, from_run, to_run, command, at)
-SELECT tenant_id, parent_run_id, id, 'cancel', coalesce($1, now())
-  FROM run WHERE parent_run_id = ANY($2::uuid[]) AND completed_at IS NULL;
+INSERT INTO interlock.run_signal (tenant_id, from_run, to_run, command, at)
+SELECT tenant_id, parent_run_id, id, 'cancel', interlock.now()
+  FROM interlock.run WHERE parent_run_id = ANY(@run_ids) AND completed_at IS NULL;
 
--- name: waiting_errands
-SELECT id FROM errand ORDER BY id LIMIT $1;
+-- name: waiting_signals
+-- params: most int
+-- returns: bigint*
+SELECT id FROM interlock.run_signal ORDER BY id LIMIT @most;
 
--- name: take_errand
+-- name: take_signal
+-- params: signal_id bigint
+-- returns: RunSignal?
 -- Only one of the processes that saw the errand takes it. If the command that follows fails, the row is kept.
-DELETE FROM errand WHERE id = (SELECT id FROM errand WHERE id = $1 FOR UPDATE SKIP LOCKED) RETURNING *;
-
--- name: await_flow
--- In the transaction that parks the run.
-UPDATE run SET awaits_flow = awaited.flow
-  FROM unnest($1::uuid[], $2::text[]) AS awaited (id, flow)
- WHERE run.id = awaited.id;
+DELETE FROM interlock.run_signal WHERE id = (SELECT id FROM interlock.run_signal WHERE id = @signal_id FOR UPDATE SKIP LOCKED) RETURNING *;

@@ -1,0 +1,1 @@
+"""Code that is generated from other files of this repository."""
