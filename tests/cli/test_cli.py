@@ -117,6 +117,8 @@ def test_what_went_wrong_here_is_one_line_that_says_what(error: Exception, line:
         (["run", "start", "refund", "--input", "{"], "not JSON"),
         (["run", "start", "refund", "--input", "[1]"], 'expected an object like {"amount": 120}'),
         (["run", "start", "refund", "--deadline", "soon"], "'soon' is not a duration"),
+        (["run", "list", "--limit", "0"], "'--limit': expected at least 1, found '0' (see interlock run list --help)"),
+        (["workflow", "rollback", "refund", "x"], "'VERSION': expected a whole number, found 'x'"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(stub: Stub, args: list[str], says: str) -> None:
@@ -133,7 +135,7 @@ def test_a_missing_file_is_one_line(stub: Stub) -> None:
 
 def test_a_setting_that_cannot_be_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLOCK_PORT", "http")
-    assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: Input should be a valid integer")
+    assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: expected a whole number, found ")
 
 
 def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +451,7 @@ def test_validate_checks_tools_and_arguments_against_the_registry(
     result = run("workflow", "validate", "bad.yaml")
     assert result.stdout.splitlines() == [
         "bad.yaml:3: steps[0].tool: no tool is called `shop.lokup`; did you mean `shop.lookup`?",
-        "bad.yaml:6: steps[1].input.n: expected a valid integer, unable to parse string as an integer, found 'lots'",
+        "bad.yaml:6: steps[1].input.n: expected a whole number, found 'lots'",
         "bad.yaml:6: steps[1].input.zz: shop.lookup has no argument `zz`",
     ]
     assert result.exit_code == 1

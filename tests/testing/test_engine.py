@@ -80,7 +80,7 @@ async def test_questions_are_answered_as_they_come(engine: Engine) -> None:
 async def test_a_fake_is_validated_and_judged_like_the_tool(engine: Engine) -> None:
     act = engine.fake("t.act", "done")
     await engine.apply("name: wrong\nsteps:\n  - {id: a, tool: t.act, input: {what: 5}}")
-    assert "what: Input should be a valid string" in (await engine.run("wrong")).error["message"]
+    assert "what: expected a string" in (await engine.run("wrong")).error["message"]
     await engine.policy('@id("no") forbid(principal, action, resource);')
     run = await engine.run("nap", {"for": 0})
     assert (run.reason, act.calls) == ("policy_denied", [])

@@ -109,5 +109,17 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     ctx = getattr(error, "ctx", None)
-    message = error.format_message().replace(": Value error, ", ": ", 1)
+    if isinstance(error, typer.BadParameter) and error.__cause__ is not None:
+        _use_our_words(error, error.__cause__)
+    message = error.format_message()
     return f"{message.rstrip('.')} (see {ctx.command_path} --help)" if ctx else message
+
+
+def _use_our_words(error: typer.TyperException, cause: BaseException) -> None:
+    """Replace the text of pydantic, which checks the values of options, by our own."""
+    from pydantic import ValidationError
+
+    from interlock.wire.validation_errors import wrong
+
+    if isinstance(cause, ValidationError):
+        error.message = wrong(cause.errors()[0])
