@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -584,10 +585,14 @@ def fake_main(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_up_hands_its_flags_on_and_its_exit_code_back(fake_main: Any) -> None:
     seen: list[Any] = []
-    fake_main.up = lambda settings, workers, concurrency: seen.append((settings, workers, concurrency)) or 7
-    assert run("up", "--workers", "0", "--concurrency", "9", "--host", "::", "--port", "1").exit_code == 7
-    ((settings, workers, concurrency),) = seen
-    assert (settings.host, settings.port, workers, concurrency) == ("::", 1, 0, 9)
+
+    def up(settings: Any, listening: socket.socket, workers: int, concurrency: int) -> int:
+        seen.append((settings.host, settings.port, listening.getsockname()[0], workers, concurrency))
+        return 7
+
+    fake_main.up = up
+    assert run("up", "--workers", "0", "--concurrency", "9", "--host", "localhost", "--port", "0").exit_code == 7
+    assert seen == [("localhost", 0, "127.0.0.1", 0, 9)]
 
 
 def test_db_commands_print_what_main_answers(fake_main: Any) -> None:

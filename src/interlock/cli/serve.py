@@ -1,5 +1,6 @@
 """The commands that run Interlock itself: up, supervise, demo, flows, db."""
 
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,12 +72,15 @@ def up(
 ) -> int:
     """Serve the API and start workers, on the embedded database or on INTERLOCK_DATABASE_URL."""
     settings = read_settings(host=host, port=port)
+    from interlock.listening import listen
     from interlock.settings import share_metrics
 
-    share_metrics(settings.data_dir)
-    from interlock import main
+    # First of all: if the port is taken, no directory and no database was created, and no key was printed.
+    with closing(listen(settings.host, settings.port)) as listening:
+        share_metrics(settings.data_dir)
+        from interlock import main
 
-    return main.up(settings, workers=workers, concurrency=concurrency)
+        return main.up(settings, listening, workers=workers, concurrency=concurrency)
 
 
 def supervise(
