@@ -305,7 +305,7 @@ def test_show_says_when_a_step_is_tried_again(stub: Stub) -> None:
     lookup, refund, tell = run("run", "show", "run-1").stdout.splitlines()[-3:]
     assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "2.0s"]
     assert refund.split()[:4] == ["refund", "shop.refund", "retrying", "2/4"]
-    assert refund.endswith(f"retrying at {formatting.clock(again)}: 503 from shop")
+    assert refund.endswith(f"retrying at {formatting.moment(again)}: 503 from shop")
     assert tell.split() == ["tell", "shop.tell", "pending"]
 
 
@@ -315,7 +315,10 @@ def test_watch_without_a_terminal_prints_a_line_per_event(stub: Stub) -> None:
     stub.on("GET /api/runs/run-1/events", sse(an_event(1, to_state="pending"), moved))
     result = run("run", "watch", "run-1")
     first, second = result.stdout.splitlines()[:2]
-    assert (result.exit_code, first.split()) == (0, ["1", formatting.clock(NOW), "step_transition", "pending"])
+    assert (result.exit_code, first.split()) == (
+        0,
+        ["1", *formatting.moment(NOW).split(), "step_transition", "pending"],
+    )
     assert second.endswith("lookup: running → succeeded  attempt=1")
 
 

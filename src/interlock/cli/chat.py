@@ -13,7 +13,7 @@ from rich.text import Text
 
 from interlock.cli import approval_views, formatting
 from interlock.cli.connection import connect
-from interlock.cli.exit_codes import INTERRUPTED, TIMED_OUT, WAITS_FOR_APPROVAL, example
+from interlock.cli.exit_codes import INTERRUPTED, TIMED_OUT, WAITS_FOR_APPROVAL, Unfinished, example
 from interlock.cli.parsing import parse_seconds, visible
 from interlock.lifecycle import ApprovalState, RunState, StepState
 
@@ -142,9 +142,9 @@ class Talk:
                         self._end_if_it_waits(sent.run_id)
                 break
             except TimeoutError:
-                typer.echo("interlock: The agent has not ended its turn in time. It goes on without you.", err=True)
-                typer.echo(f"To see how it ends, run: interlock run watch {sent.run_id}", err=True)
-                raise typer.Exit(TIMED_OUT) from None
+                message = "The agent has not ended its turn in time. Its run continues."
+                watch = _to_watch(sent.run_id)
+                raise Unfinished(TIMED_OUT, "TIMED_OUT", message, run_id=sent.run_id, commands=[watch]) from None
             except KeyboardInterrupt:
                 if interrupted:  # the first interrupts the agent, the second ends this command
                     raise typer.Exit(INTERRUPTED) from None
@@ -156,13 +156,11 @@ class Talk:
         """End the command if the run waits for approvals that are left to other approvers."""
         if not self._left or self._client.run(run_id).status is not RunState.WAITING_APPROVAL:
             return
-        typer.echo("interlock: The run waits for an approval.", err=True)
-        for approval in self._client.approvals(status=ApprovalState.REQUESTED, run_id=run_id).items:
-            approve = f"approve {approval.id} --digest {approval.action.digest}"
-            command = f"interlock approval {f'show {approval.id}' if approval.kind == 'in_doubt' else approve}"
-            typer.echo(f"To continue, run: {visible(command)}", err=True)
-        typer.echo(f"To see how it ends, run: interlock run watch {run_id}", err=True)
-        raise typer.Exit(WAITS_FOR_APPROVAL)
+        waiting = self._client.approvals(status=ApprovalState.REQUESTED, run_id=run_id).items
+        raise Unfinished(
+            WAITS_FOR_APPROVAL, "WAITS_FOR_APPROVAL", "The run waits for an approval.",
+            run_id=run_id, commands=[*map(_to_decide, waiting), _to_watch(run_id)],
+        )  # fmt: skip
 
     def _interrupt(self, run_id: str) -> None:
         from interlock.client import ApiError
@@ -239,6 +237,19 @@ def _forget_typed() -> None:
     """Drop keys that were pressed before the question was on the screen, so that none of them answers it."""
     with suppress(termios.error, OSError, ValueError, AttributeError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
+def _to_decide(approval: "Approval") -> tuple[str, str]:
+    from interlock.journal import ApprovalKind
+
+    if approval.kind == ApprovalKind.IN_DOUBT:
+        return "To continue", f"interlock approval show {approval.id}"
+    who = "To continue" if approval.barred is None else "For another person to continue"
+    return who, f"interlock approval approve {approval.id} --digest {approval.action.digest}"
+
+
+def _to_watch(run_id: str) -> tuple[str, str]:
+    return "To see how it ends", f"interlock run watch {run_id}"
 
 
 def _can(approval: "Approval") -> dict[str, str]:
