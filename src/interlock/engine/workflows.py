@@ -29,12 +29,17 @@ async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) ->
     return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
 
 
+async def version_of(tx: Tx | Database, tenant_id: UUID, name: str, version: int) -> Row:
+    row = await tx.row("get_workflow", tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"There is no version {version} of workflow {name}.", code="WORKFLOW_NOT_FOUND")
+    return row
+
+
 async def roll_back(tx: Tx, database: Database, principal: Principal, name: str, version: int) -> Row:
     """Return a new version with the content of an earlier one, or the newest if it has that content already."""
     await tx.value("lock_workflow_name", principal.tenant_id, name)
-    row = await tx.row("get_workflow", principal.tenant_id, name, version)
-    if row is None:
-        raise NotFound(f"There is no version {version} of {name}.", code="WORKFLOW_NOT_FOUND")
+    row = await version_of(tx, principal.tenant_id, name, version)
     plan = await _read(principal.tenant_id, row)
     if plan.kind == "flow":
         raise Conflict(
