@@ -67,7 +67,9 @@ async def test_an_approval_says_why_whoever_looks_cannot_approve_it(
     low, high, both = [await ask(asker, workflow) for workflow in ("low", "high", "both")]
     assert await barred(asker, low) == await barred(ann, high) == await barred(ann, both) == (None, True)
     for own in (high, both):
-        assert await barred(asker, own) == ("who asked for it cannot approve it: another person has to", True)
+        assert await barred(asker, own) == ("you asked for it, so another person must approve it", True)
+        assert own["excluded"] == ["asker"]
+    assert low["excluded"] == []
     assert (await decide(ann, both)).json()["barred"] == "Your vote is already recorded. One more approver is needed."
     assert (await decide(ann, low)).json()["barred"] is None and await barred(ann, low) == (None, False)
     low = await ask(asker, "low")

@@ -300,10 +300,7 @@ async def test_a_method_that_is_not_for_this_path(http: httpx2.AsyncClient) -> N
         answer = await http.request(method, path)
         found = problem(answer, 405)
         assert (found["code"], answer.headers["allow"]) == ("METHOD_NOT_ALLOWED", allowed)
-        assert (
-            found["detail"]
-            == f"{method} is not for {answer.request.url.path}; it takes {allowed.replace(', ', ' and ')}"
-        )
+        assert found["detail"] == f"{method} is not allowed on {answer.request.url.path}. Allowed: {allowed}."
 
 
 async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -> None:

@@ -98,7 +98,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, key: str, reason: str = "") -
     monkeypatch.setattr("builtins.input", lambda prompt: reason)
 
 
-SELF = "who asked for it cannot approve it: another person has to"
+SELF = "you asked for it, so another person must approve it"
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ async def test_an_edited_action_is_another_action_judged_again_with_no_votes(sto
     assert (status, body["code"]) == (409, "ACTION_DIGEST_MISMATCH")
     status, body = await people[0].approve(question["id"], reason="ok")
     assert (status, body["code"]) == (403, "SELF_APPROVAL"), "who changed it is who asks for it now"
-    assert body["detail"] == "who changed it cannot approve it: another person has to"
+    assert body["detail"] == "you changed it, so another person must approve it"
     assert (await outsider.approve(question["id"], reason="ok"))[1]["code"] == "NOT_AN_APPROVER"
     for person in people[1:]:
         status, body = await person.approve(question["id"], digest=edited["action"]["digest"], reason="ok")

@@ -23,7 +23,7 @@ from interlock.journal import ApprovalKind, CommandType, EntryType, RunCommand, 
 from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptEvent, ReceiptState, Tier
 from interlock.policy import policy
 from interlock.policy.action import ProposedAction
-from interlock.policy.quorum import CastVote, Question, Refusal, missing, outcome, refusal
+from interlock.policy.quorum import CastVote, Question, Refusal, excluded, missing, outcome, refusal
 from interlock.policy.roles import MAY, Permission, roles_with
 from interlock.store.pool import Database, Row, Tx
 from interlock.telemetry import metrics
@@ -172,6 +172,11 @@ def why_cannot_vote(approval: Row, votes: Sequence[Row], who: Principal, *, appr
     return refused.detail if refused else None
 
 
+def excluded_from(approval: Row) -> list[str]:
+    """Return the names of the people who cannot approve because they requested or changed the action."""
+    return sorted({name_of(actor) for actor in excluded(question_of(approval))})
+
+
 def approvers_needed(approval: Row, votes: Sequence[Row]) -> int:
     return missing(question_of(approval), _cast(votes))
 
@@ -289,7 +294,7 @@ async def resolve_doubt(
     elif outcome == "fail":
         raise Conflict("its run does not wait for an answer any more", code="RUN_TERMINAL_STATE")
     elif principal.actor in await tx.value("askers_of", receipt["run_id"]):
-        raise Forbidden("who asked for it cannot settle it: another person has to", code="SELF_APPROVAL")
+        raise Forbidden("you asked for it, so another person must say whether it happened", code="SELF_APPROVAL")
     if outcome == "fail":
         return  # the end of the run does not settle the effect: its key stays taken until a person resolves it
     status = ReceiptState.SUCCEEDED if outcome == "happened" else ReceiptState.FAILED

@@ -24,7 +24,8 @@ async def retry(tx: Tx, database: Database, plans: Plans, principal: Principal, 
     """Start a new run on the same version that continues where the old one stopped."""
     old = await get(tx, principal, run_id)
     if RunState(old["status"]) not in (RunState.FAILED, RunState.CANCELED):
-        raise refused(RunState(old["status"]), "retry")
+        why = f"Only a run that failed or was canceled can be retried. This run is {old['status']}."
+        raise refused(RunState(old["status"]), "retry", why)
     before = await read_journal(tx, plans, old)
     effects = await _effects_certain(tx, principal.tenant_id, run_id, before)
     if old["session_id"] is not None:
