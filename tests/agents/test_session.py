@@ -601,12 +601,13 @@ async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     assert {data["session_id"] for data in told.values()} == {sent["session_id"]}
 
 
-async def test_an_agent_interrupts_its_own_session_and_no_other(talk: Talk) -> None:
+@pytest.mark.parametrize("of", ["sessions/{session_id}", "runs/{run_id}"])
+async def test_an_agent_interrupts_its_own_session_and_no_other(talk: Talk, of: str) -> None:
     """A remark of the specification review: role `agent` could send messages but had no way to stop them."""
     rig = talk.rig
     agent, other = [rig.http(await rig.key(name, "agent")) for name in ("bot", "other")]
     sent = (await agent.post("/api/messages", json={"content": "hello"})).json()
-    path = f"/api/sessions/{sent['session_id']}/interrupt"
+    path = f"/api/{of.format(**sent)}/interrupt"
     assert (await other.post(path)).status_code == 403
     answer = await agent.post(path)
     assert (answer.status_code, answer.json()["reason"]) == (200, "interrupted"), answer.text

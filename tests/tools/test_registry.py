@@ -214,6 +214,8 @@ def test_tools_are_found_by_name_and_listed_in_order() -> None:
         tool(name, register=shelf)(lambda: None)
     assert [found.name for found in shelf.all()] == ["a.one", "b.two"]
     assert shelf.find("c.three") is None
+    assert shelf.missing("c.three") == "no tool c.three here; add its file to INTERLOCK_TOOLS"
+    assert shelf.missing("b.tow", "in this worker") == "no tool b.tow in this worker; did you mean `b.two`?"
 
 
 def test_the_same_function_again_replaces_itself_and_another_is_refused() -> None:

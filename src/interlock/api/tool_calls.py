@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from interlock.api.definitions import AllowUnknownTools
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write
 from interlock.api.runs import stop_run, watched_until_settled
 from interlock.api.views import dump
@@ -31,7 +32,9 @@ _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @router.post("", status_code=200, response_model=ToolCall, responses={202: {"model": ToolCall}})
-async def create(body: NewToolCall, request: Request, found: Ctx, who: Caller) -> Response:
+async def create(
+    body: NewToolCall, request: Request, found: Ctx, who: Caller, allow_unknown_tools: AllowUnknownTools = False
+) -> Response:
     """Call one tool through the policy gate.
 
     Answers 200 with the result when the call has ended. Answers 202 when an approver has to decide first, or when the
@@ -42,7 +45,12 @@ async def create(body: NewToolCall, request: Request, found: Ctx, who: Caller) -
         raise Invalid(f"{odd[0]!r:.80} is not a parameter name. Use letters, digits and `_`.")
     plan, run_id = tool_calls.plan_for(body.tool, body.args), uuid7()
 
+    tools = found.policies.tools.of_tenant(who.tenant)
+    is_unknown = tools.find(body.tool) is None and bool(tools.all()) and not allow_unknown_tools
+
     async def work(tx: Tx) -> StoredResponse:
+        if is_unknown:
+            raise NotFound(tools.missing(body.tool), code="TOOL_NOT_FOUND")
         await tool_calls.start(tx, found.database, who, run_id, body.tool, body.args, plan)
         return StoredResponse(201, dump({"id": run_id}), run_id)
 

@@ -344,15 +344,19 @@ class Api:
 
     @endpoint
     def tool_call(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30, idempotency_key: str | None = None
-    ) -> EndpointCall[ToolCall]:
+        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30,
+        idempotency_key: str | None = None, allow_unknown_tools: bool = False,
+    ) -> EndpointCall[ToolCall]:  # fmt: skip
         """Call one tool through the policy gate, from an agent's own loop.
 
         Returns when the call has ended or is `pending_approval`, or after `wait` seconds. Pass the id of the model's
-        own call as `idempotency_key`, so that the same call made twice is one tool call.
+        own call as `idempotency_key`, so that the same call made twice is one tool call. `allow_unknown_tools` accepts
+        a tool that the server does not have, because some workers may have it.
         """
         body = NewToolCall(tool=tool, args=dict(args or {}), wait=wait)
-        return replace(post("/api/tool-calls", ToolCall, body, idempotency_key=idempotency_key), wait=wait)
+        unknown = allow_unknown_tools or None
+        made = post("/api/tool-calls", ToolCall, body, idempotency_key=idempotency_key, allow_unknown_tools=unknown)
+        return replace(made, wait=wait)
 
     @endpoint
     def get_tool_call(self, tool_call_id: str, *, wait: float = 0) -> EndpointCall[ToolCall]:

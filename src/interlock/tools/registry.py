@@ -26,7 +26,7 @@ from interlock.lifecycle import Tier
 from interlock.policy.action import ProposedAction
 from interlock.tools.context import Context
 from interlock.tools.secret import Veil, is_marked
-from interlock.wire.validation_errors import explain
+from interlock.wire.validation_errors import explain, suggestion
 
 _LONGEST_KEY = 255
 NO_SECRETS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -212,6 +212,10 @@ class Registry:
 
     def find(self, name: str) -> RegisteredTool | None:
         return self._tools.get(name)
+
+    def missing(self, name: str, where: str = "here") -> str:
+        """Return the message about a tool that is not in this registry, with the name that was probably meant."""
+        return f"no tool {name} {where}{suggestion(name, self._tools) or '; add its file to INTERLOCK_TOOLS'}"
 
     def all(self) -> list[RegisteredTool]:
         return [self._tools[name] for name in sorted(self._tools)]
