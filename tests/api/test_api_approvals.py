@@ -93,6 +93,10 @@ async def test_an_approval_says_what_is_asked_and_why(asker: httpx2.AsyncClient)
     assert (await asker.get(f"/api/approvals/{approval['id']}")).json()["action"]["digest"] == (
         approval["action"]["digest"]
     )
+    # A gate without a sentence is named by its step, and so is the action in the context of its transitions.
+    unnamed = await ask(asker, "both")
+    events = (await asker.get(f"/api/runs/{unnamed['run_id']}/events")).json()["items"]
+    assert (unnamed["summary"], events[-1]["data"]["context"]["approval"]["action"]) == ("ask", "ask")
 
 
 async def test_an_approval_moves_its_run_in_the_same_moment(asker: httpx2.AsyncClient, ann: httpx2.AsyncClient) -> None:
