@@ -267,6 +267,15 @@ def test_an_event_is_one_short_line_though_it_declares_a_step(stub: Stub) -> Non
     assert "tool=shop.refund" in line and "declares" not in line and len(line) < 120
 
 
+def test_a_question_is_one_short_line_though_the_policy_judged_it(stub: Stub) -> None:
+    """new-user section 2: the line had the decision and its request as JSON, 1,300 characters."""
+    judged = {"decision": {"answer": "needs_approval", "request": {"note": "x" * 1000}}, "policy_digest": "ab" * 32}
+    asked = an_event(1, step_key="a", to_state="waiting_approval", approval_id="ap-1", tier="high", **judged)
+    stub.on("GET /api/runs/run-1/events", {"items": [asked], "next_cursor": None})
+    [line] = run("run", "events", "run-1").stdout.splitlines()
+    assert "approval_id=ap-1" in line and "tier=high" in line and len(line) < 140
+
+
 def test_the_failed_runs_of_a_job_are_listed(stub: Stub) -> None:
     stub.on("GET /api/runs", {"items": [a_run(status="failed")], "next_cursor": None})
     assert run("run", "list", "--job", "job-1", "--status", "failed").exit_code == 0

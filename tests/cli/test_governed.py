@@ -103,7 +103,7 @@ def test_a_backtested_policy_is_published_only_after_a_yes(
     assert [call for call, *_ in stub.asked][1:] == ["PUT /api/policy"] * published
     assert result.exit_code == (0 if published else 1)
     if not published:
-        assert "interlock: nothing was published; --yes is for where nobody can be asked" in result.stderr
+        assert "interlock: Nothing was published. To publish without a question, give --yes." in result.stderr
 
 
 def test_yes_is_not_asked_for_twice(stub: Stub, cedar: str) -> None:

@@ -548,6 +548,18 @@ async def test_a_grant_for_an_argument_that_the_tool_does_not_have_is_refused(st
     assert refused["detail"] == "shop.mail has no argument 'too'; it takes to, text"
 
 
+async def test_a_grant_for_a_tool_that_there_is_not_is_refused(stocked: Shop) -> None:
+    """A misspelt name gave a grant that answers for nothing."""
+    one = await stocked.person("one")
+    body = {"tool": "shop.mial", "arguments": {"to": "ada"}, "tier": "med"}
+    status, refused = await one.post("/api/grants", body)
+    assert (status, refused["code"]) == (404, "TOOL_NOT_FOUND")
+    assert refused["detail"] == "no tool shop.mial here; did you mean `shop.mail`?"
+    # Only some workers may have it.
+    status, grant = await one.post("/api/grants?allow_unknown_tools=true", body)
+    assert (status, grant["tool"]) == (201, "shop.mial")
+
+
 async def test_a_standing_grant_answers_for_its_arguments_until_it_ends(stocked: Shop, rig: Rig) -> None:
     shop = stocked
     one = await shop.person("one")

@@ -8,8 +8,8 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from interlock.api.definitions import AllowUnknownTools
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write
+from interlock.api.known_tools import AllowUnknownTools, require_known_tool
 from interlock.api.runs import stop_run, watched_until_settled
 from interlock.api.views import dump
 from interlock.engine.access.principal import Principal
@@ -45,12 +45,8 @@ async def create(
         raise Invalid(f"{odd[0]!r:.80} is not a parameter name. Use letters, digits and `_`.")
     plan, run_id = tool_calls.plan_for(body.tool, body.args), uuid7()
 
-    tools = found.policies.tools.of_tenant(who.tenant)
-    is_unknown = tools.find(body.tool) is None and bool(tools.all()) and not allow_unknown_tools
-
     async def work(tx: Tx) -> StoredResponse:
-        if is_unknown:
-            raise NotFound(tools.missing(body.tool), code="TOOL_NOT_FOUND")
+        require_known_tool(found, who, body.tool, allow_unknown=allow_unknown_tools)
         await tool_calls.start(tx, found.database, who, run_id, body.tool, body.args, plan)
         return StoredResponse(201, dump({"id": run_id}), run_id)
 

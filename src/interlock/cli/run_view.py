@@ -106,6 +106,8 @@ def _what(data: Mapping[str, Any]) -> str:
     """Return `review: running → waiting_approval  attempt=1`, or every field if the event is not a transition."""
     rest = {name: value for name, value in data.items() if value not in (None, "", {}, [])}
     rest.pop("context", None)  # for programs; people see the actor
+    for name in ("decision", "policy_digest"):  # the approval's page has them
+        rest.pop(name, None)
     declared = rest.pop("declares", None) or {}
     if "tool" in declared:  # the JSON has the whole declaration
         rest["tool"] = declared["tool"]

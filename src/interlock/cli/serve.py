@@ -220,7 +220,7 @@ def _ask_about_restore(moment: datetime) -> None:
     try:
         typer.confirm("Was the database restored, and are all processes stopped?", abort=True, err=True)
     except typer.Abort:
-        raise typer.TyperException("nothing was changed; --yes is for where nobody can be asked") from None
+        raise typer.TyperException("Nothing was changed. To do it without a question, give --yes.") from None
 
 
 def _status_page(found: dict[str, Any]) -> RenderableType:

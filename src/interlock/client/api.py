@@ -500,10 +500,12 @@ class Api:
         tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW,
         expires_in: float = 3600,
         reason: str | None = None,
+        allow_unknown_tools: bool = False,
     ) -> EndpointCall[Grant]:
         """Approve in advance this tool with these arguments, for a limited time.
 
-        Arguments not named may have any value.
+        Arguments not named may have any value. `allow_unknown_tools` accepts a tool that the server does not have,
+        because some workers may have it.
 
         To cover every call of the tool, name no arguments and pass `any_arguments=True`.
         """
@@ -511,7 +513,7 @@ class Api:
             tool=tool, arguments=dict(arguments or {}), any_arguments=any_arguments, tier=tier, expires_in=expires_in,
             reason=reason,
         )  # fmt: skip
-        return post("/api/grants", Grant, body)
+        return post("/api/grants", Grant, body, allow_unknown_tools=allow_unknown_tools or None)
 
     @endpoint
     def revoke_grant(self, grant_id: str) -> EndpointCall[Grant]:
