@@ -62,6 +62,7 @@ async def test_what_is_wrong_is_said_of_the_field_and_not_of_the_program(http: h
         ("POST /api/runs", {"workflow": "gate", "input": []}, "body.input: expected a mapping, found a list"),
         ("POST /api/runs", {"workflow": 5}, "body.workflow: expected a string, found a number"),
         ("POST /api/runs", {"workflow": ""}, "body.workflow: it must not be empty"),
+        ("POST /api/runs", {"workflow": "w" * 201}, "body.workflow: expected at most 200 characters, found 201"),
         ("POST /api/runs", {"workflow": "a\x00b"}, "body.workflow: it contains a NUL character"),
         (
             "POST /api/runs",
@@ -75,6 +76,13 @@ async def test_what_is_wrong_is_said_of_the_field_and_not_of_the_program(http: h
         ),
         ("POST /api/runs?over_cap=no", {"workflow": "w"}, "query.over_cap: expected 'wait' or 'refuse', found 'no'"),
         ("GET /api/runs?limit=0", None, "query.limit: expected at least 1, found '0'"),
+        ("POST /api/webhooks", {"url": "https://a b"}, "body.url: it contains a blank or a control character"),
+        (
+            "POST /api/slack/teams/T-1/accept",
+            {},
+            "team_id: expected text that matches ^[A-Za-z0-9]{1,40}$, found",
+        ),
+        ("POST /api/slack/link-codes", {"user": "U1"}, "body.user: there is no such field"),
         ("POST /api/tenants", {"name": "A b"}, "body.name: expected a name of lower-case letters, digits, `_`, `.`"),
         ("POST /api/events", {"type": "", "correlation": "c"}, "body.type: expected a type such as bank.settled"),
     ]:

@@ -231,5 +231,5 @@ async def test_evaluating_an_action_says_what_would_happen_and_does_nothing(bank
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.pay", "input": {"amount": "x"}})
     assert (status, body["code"]) == (422, "ACTION_INVALID")
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.steal"})
-    assert (status, body["code"]) == (422, "TOOL_NOT_FOUND")
+    assert (status, body["code"]) == (404, "TOOL_NOT_FOUND")
     assert bank.done == [] and await rig.sql("SELECT * FROM receipt") == []

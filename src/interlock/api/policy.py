@@ -79,7 +79,7 @@ async def evaluate(body: Evaluate, found: Ctx, who: Caller) -> Response:
 async def judged(found: AppContext, who: Principal, body: Evaluate) -> dict[str, Any]:
     tools = found.policies.tools.of_tenant(who.tenant)
     if (tool := tools.find(body.tool)) is None:
-        raise Invalid(tools.missing(body.tool), code="TOOL_NOT_FOUND")
+        raise NotFound(tools.missing(body.tool), code="TOOL_NOT_FOUND")
     try:
         arguments = tool.validated(body.input)
         # Without a salt, so that secrets are not hashed: hashes of chosen values would reveal which values others use.

@@ -40,6 +40,7 @@ from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
 from interlock.wire import (
     VOTE_RECORDED,
+    EmptyBody,
     Initiator,
     Page,
     SlackChannel,
@@ -423,7 +424,7 @@ def _uuid(text: str) -> UUID:
 
 
 @router.post("/api/slack/link-codes", status_code=201, response_model=SlackLinkCode)
-async def make_link_code(found: Ctx, who: Caller) -> Response:
+async def make_link_code(found: Ctx, who: Caller, body: EmptyBody | None = None) -> Response:
     """Create a code for the caller's key.
 
     After a Slack user sends `/interlock link CODE`, that user acts with the key.

@@ -29,17 +29,18 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
+    "string_pattern_mismatch": "text that matches {pattern}",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} characters",
     "string_type": "a string",
     "too_long": "at most {max_length} items",
     "too_short": "at least {min_length} items",
 }
-# Only the kind of these values is shown: they are long, or belong to a field of any content, which may be secret.
-_BY_KIND = frozenset(
-    {"dict_type", "list_type", "mapping_type", "model_attributes_type", "model_type", "string_pattern_mismatch"}
-    | {"string_too_long", "string_type", "too_long", "too_short"}
-)
+# What a value that may have almost any character has nevertheless, by the pattern that it does not match.
+_FORBIDDEN = {r"^[^\x00]+$": "a NUL character", r"^[^\x00-\x20]+$": "a blank or a control character"}
+# Only the length or the kind of these values is shown: the field takes any content, which may be long or secret.
+_BY_LENGTH = frozenset({"string_too_long", "string_too_short", "too_long", "too_short"})
+_BY_KIND = frozenset({"dict_type", "list_type", "mapping_type", "model_attributes_type", "model_type", "string_type"})
 # The message says it all, or comes from one of our validators.
 _WITHOUT_VALUE = frozenset({"assertion_error", "extra_forbidden", "missing", "value_error"})
 
@@ -64,15 +65,15 @@ def wrong(fault: Mapping[str, Any], *, show_input: bool = True, known: Collectio
         return f"there is no such field{suggestion(str(fault['loc'][-1]), known)}"
     if kind in ("string_too_short", "too_short") and not fault["input"]:
         return "it must not be empty"
-    if kind == "string_pattern_mismatch" and "a-z" in context["pattern"]:
+    if kind == "string_pattern_mismatch" and context["pattern"] in _FORBIDDEN:
+        return f"it contains {_FORBIDDEN[context['pattern']]}"
+    if kind == "string_pattern_mismatch" and context["pattern"].startswith("^[a-z"):
         signs = "`_`, `.` and `-`" if "." in context["pattern"] else "`_`"
         return f"expected a name of lower-case letters, digits, {signs}, found {_shown(fault['input'])}"
-    if kind == "string_pattern_mismatch" and r"\x00" in context["pattern"]:
-        return "it contains a NUL character"
     message = _expected(fault)
     if not show_input or kind in _WITHOUT_VALUE:
         return message
-    return f"{message}, found {described(fault['input']) if kind in _BY_KIND else _shown(fault['input'])}"
+    return f"{message}, found {_found(kind, fault['input'])}"
 
 
 def _expected(fault: Mapping[str, Any]) -> str:
@@ -80,6 +81,12 @@ def _expected(fault: Mapping[str, Any]) -> str:
         return f"expected {expected.format(**{name: _plain(value) for name, value in fault.get('ctx', {}).items()})}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     return message.replace("Input should be", "expected", 1) if message.startswith("Input should be") else message
+
+
+def _found(kind: str, value: Any) -> str:
+    if kind in _BY_LENGTH:
+        return str(len(value))
+    return described(value) if kind in _BY_KIND else _shown(value)
 
 
 def _plain(limit: Any) -> Any:
