@@ -97,6 +97,8 @@ async def test_a_fake_answers_what_the_test_says(engine: Engine) -> None:
 async def test_a_fake_of_no_tool_needs_a_signature(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"no tool t\.new is registered; import the module"):
         engine.fake("t.new", 1)
+    with pytest.raises(Invalid, match=r"no tool t\.actt is registered; did you mean `t\.act`\?"):
+        engine.fake("t.actt", 1)
     engine.fake("t.new", does=lambda what: what, writes=True)
     assert engine.tools.find("t.new") is not None
     with pytest.raises(Invalid, match="writes cannot be said of it again"):

@@ -213,9 +213,9 @@ class Registry:
     def find(self, name: str) -> RegisteredTool | None:
         return self._tools.get(name)
 
-    def missing(self, name: str, where: str = "here") -> str:
-        """Return the message about a tool that is not in this registry, with the name that was probably meant."""
-        return f"no tool {name} {where}{suggestion(name, self._tools) or '; add its file to INTERLOCK_TOOLS'}"
+    def missing(self, name: str, where: str = "here", remedy: str = "add its file to INTERLOCK_TOOLS") -> str:
+        """Return the message about a tool that this registry lacks: the name that was probably meant, or a remedy."""
+        return f"no tool {name} {where}{suggestion(name, self._tools) or f'; {remedy}'}"
 
     def all(self) -> list[RegisteredTool]:
         return [self._tools[name] for name in sorted(self._tools)]
