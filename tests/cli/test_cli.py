@@ -118,6 +118,8 @@ def test_what_went_wrong_here_is_one_line_that_says_what(error: Exception, line:
         (["run", "start", "refund", "--input", "{"], "not JSON"),
         (["run", "start", "refund", "--input", "[1]"], 'expected an object like {"amount": 120}'),
         (["run", "start", "refund", "--deadline", "soon"], "'soon' is not a duration"),
+        (["worker", "--label", "G U"], "--label: expected a label such as gpu, of lower-case letters"),
+        (["supervise", "--label", "GPU"], "found 'GPU' (see interlock supervise --help)"),
         (["run", "list", "--limit", "0"], "'--limit': expected at least 1, found '0' (see interlock run list --help)"),
         (["workflow", "rollback", "refund", "x"], "'VERSION': expected a whole number, found 'x'"),
     ],

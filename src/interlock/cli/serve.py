@@ -49,6 +49,12 @@ MONTHS: "formatting.Columns[dict[str, Any]]" = {
 
 
 def serving(concurrency: int | None, label: list[str] | None, tenant: list[str] | None) -> "Serving":
+    from interlock.definition.workflow import is_label
+
+    for name in label or ():
+        if not is_label(name):  # no step could ask for it
+            says = f"expected a label such as gpu, of lower-case letters, digits, `_`, `.` and `-`; found {name!r}"
+            raise typer.BadParameter(says, param_hint="--label")
     from interlock.main import Serving
 
     return Serving(concurrency, tuple(label or ("default",)), tuple(tenant or ()))
