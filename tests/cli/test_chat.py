@@ -190,19 +190,35 @@ def test_a_run_that_was_approved_meanwhile_is_followed_to_its_end(stub: Stub) ->
     assert run("chat", "-m", "refund").exit_code == 0
 
 
-def test_a_time_out_ends_the_command_and_says_how_to_go_on(url: str, stub: Stub) -> None:
+@pytest.mark.parametrize("during", ["say", "follow"])
+def test_a_time_out_ends_the_command_and_says_how_to_go_on(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
     stub.on("POST /api/messages", SENT)
 
-    class Silent(Client):
-        def follow(self, run_id: str, after: int = 0) -> Any:
-            signal.raise_signal(signal.SIGALRM)  # as the timer would, a moment later
-            yield
+    def silent(*_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)  # as the timer would, a moment later
 
-    with Silent(url, "k") as client, pytest.raises(Unfinished) as ends, chat._stopping_after(3600):
-        chat.Talk(client, None, None, False).say("go")
-    assert ends.value.exit_code == 124
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    monkeypatch.setattr(Client, during, silent)
+    result = run("chat", "-m", "go", "--timeout", "1h")
+    assert (result.exit_code, signal.getitimer(signal.ITIMER_REAL)[0]) == (124, 0)
+    assert (
+        result.stderr.splitlines()
+        == {
+            "say": ["interlock: The server has not answered in time."],
+            "follow": [
+                "interlock: The agent has not ended its turn in time. Its run continues.",
+                "To see how it ends, run: interlock run watch run-1",
+            ],
+        }[during]
+    )
+    told = json.loads(run("chat", "-m", "go", "--timeout", "1h", "--json").stderr)
+    assert (told["code"], told["run_id"]) == ("TIMED_OUT", None if during == "say" else "run-1")
+
+
+def test_a_time_out_needs_a_message_and_a_duration(stub: Stub) -> None:
     assert "--timeout" in refused(run("chat", "-m", "x", "--timeout", "soon"), code=2)
+    assert "--timeout: expected more than 0s" in refused(run("chat", "-m", "x", "--timeout", "0s"), code=2)
     assert "it needs --message" in refused(run("chat", "--timeout", "5s"), code=2)
 
 

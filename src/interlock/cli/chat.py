@@ -62,8 +62,14 @@ def chat(
     with connect(ctx) as client:
         talk = Talk(client, agent, session, auto_approve, once=message is not None, as_json=as_json)
         if message is not None:
-            with _stopping_after(parse_seconds(timeout, "--timeout") if timeout else None):
-                said_well = talk.say(message)
+            seconds = parse_seconds(timeout, "--timeout") if timeout else None
+            if seconds == 0:  # a timer of zero never rings
+                raise typer.BadParameter("expected more than 0s", param_hint="--timeout")
+            try:
+                with _stopping_after(seconds):
+                    said_well = talk.say(message)
+            except TimeoutError:
+                raise talk.timed_out() from None
             if not said_well:
                 raise typer.Exit(1)
             return
@@ -111,6 +117,8 @@ class Talk:
         self._once = once
         self._as_json = as_json
         self._out = formatting.console()
+        # The run of the last message.
+        self._run_id: str | None = None
         # Approvals that are left to other approvers.
         self._left: list[str] = []
 
@@ -131,6 +139,7 @@ class Talk:
         )  # fmt: skip
         self._session, self._agent = sent.session_id, None
         assert sent.run_id is not None
+        self._run_id = sent.run_id
         shown = Shown(self._out)
         after, interrupted = 0, False
         while True:
@@ -141,16 +150,18 @@ class Talk:
                     if event.type in ("approval_requested", "run_transition"):
                         self._end_if_it_waits(sent.run_id)
                 break
-            except TimeoutError:
-                message = "The agent has not ended its turn in time. Its run continues."
-                watch = _to_watch(sent.run_id)
-                raise Unfinished(TIMED_OUT, "TIMED_OUT", message, run_id=sent.run_id, commands=[watch]) from None
             except KeyboardInterrupt:
                 if interrupted:  # the first interrupts the agent, the second ends this command
                     raise typer.Exit(INTERRUPTED) from None
                 interrupted = True
                 self._interrupt(sent.run_id)
         return shown.ended_well
+
+    def timed_out(self) -> Unfinished:
+        if self._run_id is None:
+            return Unfinished(TIMED_OUT, "TIMED_OUT", "The server has not answered in time.")
+        message = "The agent has not ended its turn in time. Its run continues."
+        return Unfinished(TIMED_OUT, "TIMED_OUT", message, run_id=self._run_id, commands=[_to_watch(self._run_id)])
 
     def _end_if_it_waits(self, run_id: str) -> None:
         """End the command if the run waits for approvals that are left to other approvers."""

@@ -25,8 +25,9 @@ class Unfinished(typer.TyperException):
     """The command ended before the run did. `commands` lead to its end; each has words that say who runs it."""
 
     def __init__(
-        self, exit_code: int, code: str, message: str, *, run_id: str, commands: Sequence[tuple[str, str]]
-    ) -> None:
+        self, exit_code: int, code: str, message: str, *, run_id: str | None = None,
+        commands: Sequence[tuple[str, str]] = (),
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.exit_code, self.code = exit_code, code
         self.run_id, self.commands = run_id, commands
