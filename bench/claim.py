@@ -9,9 +9,8 @@ from typing import Any
 from bench import engine
 from bench.figures import Figure, Goal, figure
 from bench.session import Session
-from interlock.engine.queueing.leases import WorkerIdentity, register
-from interlock.store.pool import Database
-from interlock.store.queries import SQL
+from interlock.engine.queueing.leases import WorkerIdentity, claim, register
+from interlock.store.pool import Database, Tx
 
 _BATCH = 50
 _WARM_UP = 10
@@ -78,16 +77,14 @@ class _Claimer:
         self._connection, self._me = connection, me
 
     async def claim(self) -> float:
-        """Return the seconds of the statement alone. Roll the claim back, so that every claim finds the same queue."""
+        """Return the seconds of the statements alone. Roll the claim back, so that every claim finds the same queue."""
         undone = self._connection.transaction()
         await undone.start()
         began = time.perf_counter()
-        rows = await self._connection.fetch(
-            SQL["claim_runs"], None, self._me.id, _BATCH, self._me.actor, "default", None
-        )
+        runs = await claim(Tx(self._connection), self._me, _BATCH)
         took = time.perf_counter() - began
         await undone.rollback()
-        if sum(row["id"] is not None for row in rows) != _BATCH:
+        if len(runs or ()) != _BATCH:
             raise RuntimeError("a claim of the benchmark was not filled")
         return took
 

@@ -15,7 +15,7 @@ from interlock.engine.access import tenants
 from interlock.engine.access.principal import Principal
 from interlock.engine.runs.runs import prepare, start_many
 from interlock.engine.workflows import Plans
-from interlock.ids import uuid7
+from interlock.ids import RunId, uuid7
 from interlock.lifecycle import RunState
 from interlock.settings import Settings
 from interlock.store.migrate import migrate
@@ -54,7 +54,7 @@ class Engine:
         first = await prepare(self.plans, self.principal, workflow, input={"charge": "ch_1", "amount": 250})
         for begun in range(0, runs, _MOST_AT_ONCE):
             size = min(_MOST_AT_ONCE, runs - begun)
-            news = [dataclasses.replace(first, id=uuid7()) for _ in range(size)]
+            news = [dataclasses.replace(first, id=RunId(uuid7())) for _ in range(size)]
             await start_many(self.database, self.principal, news)
 
     async def completed(self) -> int:

@@ -15,7 +15,7 @@ from bench.figures import Figure, Goal, Spread, figure
 from bench.session import Session
 from bench.throughput import seconds_to_end
 from interlock.engine.policies import Policies
-from interlock.engine.runs.runs import prepare
+from interlock.engine.runs.runs import cancel, get, prepare, start_many
 from interlock.journal import Journal
 from interlock.tools import registry
 from interlock.worker.gate import Allow, PolicyGate
@@ -48,10 +48,11 @@ async def _judge(side: engine.Engine) -> float:
     gate = PolicyGate(side.database, Policies(side.database, registry))
     new = await prepare(side.plans, side.principal, engine.WRITES)
     [fold, *_] = Journal(new.id, new.plan, input=None, trigger=None, run={}).steps.values()
-    row = {
-        "id": new.id, "tenant_id": side.principal.tenant_id, "workspace_id": None, "workflow": new.workflow,
-        "requester": side.principal.facts, "requested_by": side.principal.actor, "auto_approve": False,
-    }  # fmt: skip
+    async with side.database.transaction() as tx:
+        # A run that no worker sees: it is canceled in the transaction that starts it.
+        await start_many(tx, side.principal, [new])
+        row = await get(tx, side.principal, new.id)
+        await cancel(tx, side.plans, side.principal, new.id)
     tool, now = registry.find("bench.write"), datetime.now(UTC)
     assert tool is not None
     began = 0.0

@@ -59,7 +59,9 @@ def read_names() -> Names:
     records: dict[str, Record] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            inherited = [records[base.id].fields for base in node.bases if isinstance(base, ast.Name) and base.id in records]
+            inherited = [
+                records[base.id].fields for base in node.bases if isinstance(base, ast.Name) and base.id in records
+            ]
             own = tuple(
                 (item.target.id, ast.unparse(item.annotation))
                 for item in node.body
@@ -195,10 +197,15 @@ def conversions(record: Record, names: Names) -> list[tuple[int, str, bool]]:
 
 def builder(record: Record, names: Names) -> str:
     """Return the function that makes a record with enums from a row."""
-    lines = [f"def _{snake_case(record.name)}(row: Any) -> {record.name}:", f"    values = list(row[:{len(record.fields)}])"]
+    lines = [
+        f"def _{snake_case(record.name)}(row: Any) -> {record.name}:",
+        f"    values = list(row[:{len(record.fields)}])",
+    ]
     for number, enum, optional in conversions(record, names):
         value = f"{enum}(values[{number}])"
-        lines.append(f"    values[{number}] = {f'None if values[{number}] is None else {value}' if optional else value}")
+        lines.append(
+            f"    values[{number}] = {f'None if values[{number}] is None else {value}' if optional else value}"
+        )
     return "\n".join([*lines, f"    return {record.name}(*values)", ""])
 
 
@@ -220,7 +227,9 @@ def docstring(statement: SqlStatement) -> str:
 
 def module(file: str, statements: Iterable[SqlStatement], names: Names) -> str:
     body = "\n\n".join(Function(statement, names).render() for statement in statements)
-    made = [record for record in names.records.values() if f" _{snake_case(record.name)}(row)" in body.replace("[", " ")]
+    made = [
+        record for record in names.records.values() if f" _{snake_case(record.name)}(row)" in body.replace("[", " ")
+    ]
     body = "\n\n".join([*(builder(record, names) for record in made), body])
     used = words(body)
     records = sorted(used & names.records.keys())
@@ -265,7 +274,11 @@ def formatted(text: str, path: Path) -> str:
     ruff = [str(Path(sys.executable).parent / "ruff")]
     for command in (["check", "--fix", "--quiet", "--select", "I"], ["format", "--quiet"]):
         done = subprocess.run(
-            [*ruff, *command, "--stdin-filename", str(path), "-"], input=text, capture_output=True, text=True, check=False
+            [*ruff, *command, "--stdin-filename", str(path), "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"{path}: {done.stderr}")

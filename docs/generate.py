@@ -172,7 +172,7 @@ def _default(option: Any) -> str:
 def openapi() -> str:
     """Return the document without the package's version: only pyproject.toml contains the version."""
     from interlock.api import AppContext, create_app
-    from interlock.settings import Settings, variable_of
+    from interlock.settings import Settings
 
     needed = [part.name for part in fields(AppContext) if part.init and part.default_factory is MISSING]
     parts: dict[str, Any] = dict.fromkeys(needed) | {"settings": Settings.model_construct(max_body_bytes=0)}

@@ -25,7 +25,11 @@ __all__ = ["engine", "pytest_addoption", "pytest_runtest_protocol"]
 
 
 # The same examples in every run. `HYPOTHESIS_PROFILE=default` searches for others.
-hypothesis.settings.register_profile("deterministic", derandomize=True, database=None)
+# No deadline and no check of the speed either: they fail on a busy machine.
+hypothesis.settings.register_profile(
+    "deterministic", derandomize=True, database=None, deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 

@@ -139,9 +139,7 @@ class Rig:
     # ------------------------------------------------------------ people
 
     async def tenant(self, name: str, **limits: Any) -> Principal:
-        row = await self.database.run_in_transaction(
-            lambda tx: tenants.create_tenant(tx, name, **limits)
-        )
+        row = await self.database.run_in_transaction(lambda tx: tenants.create_tenant(tx, name, **limits))
         return await self.person("admin", Role.ADMIN, tenant_id=row["id"])
 
     async def key(
@@ -260,9 +258,7 @@ class Rig:
             )
 
     async def cancel(self, run_id: UUID, who: Principal | None = None) -> None:
-        await self.database.run_in_transaction(
-            lambda tx: runs.cancel(tx, self.plans, who or self.admin, run_id)
-        )
+        await self.database.run_in_transaction(lambda tx: runs.cancel(tx, self.plans, who or self.admin, run_id))
 
     @asynccontextmanager
     async def worker(self, capacity: int = 20, **serves: Any) -> AsyncIterator[Worker]:
@@ -276,7 +272,9 @@ class Rig:
             stop.set()
             await asyncio.wait_for(task, 30)
 
-    async def claim_by_hand(self, room: int = 1, lease_seconds: float = 5) -> tuple[leases.WorkerIdentity, list[ClaimedRun]]:
+    async def claim_by_hand(
+        self, room: int = 1, lease_seconds: float = 5
+    ) -> tuple[leases.WorkerIdentity, list[ClaimedRun]]:
         """Register a worker that claims and then does nothing; it does not even send heartbeats."""
         me = await leases.register(self.database, capacity=room, lease_seconds=lease_seconds)
         await leases.move_worker(self.database, me.id, WorkerEvent.START)

@@ -76,7 +76,7 @@ class MethodNotAllowed(InterlockError):
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
         allowed = tuple(allowed)
-        super().__init__(f"{method} is not for {path}; it takes {' and '.join(allowed)}", allowed=allowed)
+        super().__init__(f"{method} is not allowed on {path}. Allowed: {', '.join(allowed)}.", allowed=allowed)
         self.headers = {"Allow": ", ".join(allowed)}
 
 

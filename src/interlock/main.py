@@ -29,8 +29,9 @@ from interlock.engine.proof.evidence import EvidenceSigner
 from interlock.engine.queueing import workers
 from interlock.engine.queueing.workers import DEFAULT_LABEL
 from interlock.engine.workflows import Plans
-from interlock.errors import Invalid, Unavailable
+from interlock.errors import Unavailable
 from interlock.ids import WorkerId
+from interlock.listening import address_of, listen
 from interlock.policy.policy import policy_is_imported
 from interlock.settings import Settings, mcp_file, private_directory
 from interlock.store import embedded
@@ -231,7 +232,12 @@ class Serving:
 
 
 def work(
-    settings: Settings, serve: Serving, adopt: WorkerId | None = None, *, after_loss: bool = False, pulse: int | None = None
+    settings: Settings,
+    serve: Serving,
+    adopt: WorkerId | None = None,
+    *,
+    after_loss: bool = False,
+    pulse: int | None = None,
 ) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
@@ -311,18 +317,16 @@ async def _supervisor(database: Database, settings: Settings, url: str, wished: 
 # ---------------------------------------------------------------- server
 
 
-def up(settings: Settings, workers: int = 1, concurrency: int | None = None) -> int:
+def up(settings: Settings, listening: socket.socket, workers: int = 1, concurrency: int | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     load_tools(settings.tools)
     load_mcp(mcp_file(settings), registry)
-    # Before the database: if the port is taken, no database was created and no key was printed.
-    with contextlib.closing(listen(settings.host, settings.port)) as listening:
-        url = database_url(settings)
-        try:
-            return run_loop(_up(settings, url, workers, Serving(concurrency), listening))
-        finally:
-            tracing.close()
+    url = database_url(settings)
+    try:
+        return run_loop(_up(settings, url, workers, Serving(concurrency), listening))
+    finally:
+        tracing.close()
 
 
 async def _up(settings: Settings, url: str, wished: int, serve: Serving, listening: socket.socket) -> int:
@@ -471,29 +475,6 @@ async def _notary(settings: Settings, database: Database) -> EvidenceSigner:
 async def _serve(server: "uvicorn.Server", listening: socket.socket) -> None:
     # Not `serve()`: it would install its own signal handlers, but the workers wait for the signals too.
     await server._serve(sockets=[listening])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        # Listen now and not when serving: until a socket listens, a second server could bind the port too.
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        raise Invalid(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
-    listening.set_inheritable(False)
-    return listening
-
-
-def address_of(bound: tuple[Any, ...]) -> str:
-    """Return the URL of a server that listens on this address."""
-    host, port = bound[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _announce_key(settings: Settings, key: str) -> None:

@@ -229,7 +229,7 @@ def test_a_changed_tool_is_shown_whole_and_not_accepted_without_a_word(
         assert refused.exit_code == 1 and "give --yes" in refused.stderr
     monkeypatch.setattr(tools_command, "_can_ask", lambda: True)
     declined = run_command("tools", "accept-mcp", "clock", input="n\n")
-    assert declined.exit_code == 1 and "nothing is accepted" in declined.stderr
+    assert declined.exit_code == 1 and "Nothing was accepted." in declined.stderr
     taken = ("tools", "add-mcp", "clock", "--env", "CLOCK_SAYS", "--", *CLOCK.command)
     assert run_command(*taken, input="n\n").exit_code == 1
     assert changed_clock.read_text() == accepted

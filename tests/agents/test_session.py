@@ -151,7 +151,9 @@ async def test_auto_approve_lets_pass_what_is_not_high(talk: Talk) -> None:
     sent = await talk.told("refund ch_1 40", auto_approve=True)
     run = await talk.ended(sent["run_id"])
     assert (run["status"], talk.refunds) == ("succeeded", ["ch_1"])
-    [entry] = await talk.rig.sql("SELECT data FROM interlock.journal_entry WHERE step = 'shop.refund' AND event = 'claim'")
+    [entry] = await talk.rig.sql(
+        "SELECT data FROM interlock.journal_entry WHERE step = 'shop.refund' AND event = 'claim'"
+    )
     assert '"allowed_by": "auto_approve:' in entry["data"]
 
 
@@ -467,7 +469,9 @@ async def test_a_model_that_is_asked_again_after_its_worker_stopped_says_so(talk
     for times in (1, 2):
         async with rig.worker():
             await rig.until_journal(run_id, "message_delta", times)
-    said = await rig.sql("SELECT attempt FROM interlock.journal_entry WHERE run_id = $1 AND type = 'message_delta' ORDER BY seq", run_id)
+    said = await rig.sql(
+        "SELECT attempt FROM interlock.journal_entry WHERE run_id = $1 AND type = 'message_delta' ORDER BY seq", run_id
+    )
     assert [row["attempt"] for row in said] == [1, 2]
 
 
@@ -595,18 +599,22 @@ async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     sealed = (await talk.get("/api/audit", run_id=sent["run_id"]))["items"]
     assert {entry["session_id"] for entry in sealed} == {sent["session_id"]}
     [run] = await rig.sql("SELECT * FROM interlock.run")
-    told = {row["event"]: orjson.loads(row["payload"] or "null") for row in await rig.sql("SELECT * FROM interlock.outbox_message")}
+    told = {
+        row["event"]: orjson.loads(row["payload"] or "null")
+        for row in await rig.sql("SELECT * FROM interlock.outbox_message")
+    }
     assert told.keys() == {"approval.requested", "approval.resolved", "run.completed"}
     told["run.completed"] = orjson.loads(orjson.dumps(run_data(run), default=str))
     assert {data["session_id"] for data in told.values()} == {sent["session_id"]}
 
 
-async def test_an_agent_interrupts_its_own_session_and_no_other(talk: Talk) -> None:
+@pytest.mark.parametrize("of", ["sessions/{session_id}", "runs/{run_id}"])
+async def test_an_agent_interrupts_its_own_session_and_no_other(talk: Talk, of: str) -> None:
     """A remark of the specification review: role `agent` could send messages but had no way to stop them."""
     rig = talk.rig
     agent, other = [rig.http(await rig.key(name, "agent")) for name in ("bot", "other")]
     sent = (await agent.post("/api/messages", json={"content": "hello"})).json()
-    path = f"/api/sessions/{sent['session_id']}/interrupt"
+    path = f"/api/{of.format(**sent)}/interrupt"
     assert (await other.post(path)).status_code == 403
     answer = await agent.post(path)
     assert (answer.status_code, answer.json()["reason"]) == (200, "interrupted"), answer.text

@@ -35,7 +35,9 @@ def surroundings(url: str, tmp_path: Path, point: str, **more: str) -> dict[str,
 
 
 async def notice_the_dead(talk: Talk) -> None:
-    await talk.rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL")
+    await talk.rig.sql(
+        "UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL"
+    )
 
 
 @pytest.mark.chaos

@@ -50,6 +50,17 @@ async def test_what_is_forbidden_or_does_not_fit_fails_with_the_reason(talk: Tal
     assert talk.refunds == []
 
 
+async def test_a_misspelt_tool_is_named_at_once(talk: Talk) -> None:
+    """The call waited for a worker with such a tool, for more than a minute."""
+    called = {"tool": "shop.refnd", "args": {"charge": "ch_1", "amount": 1}, "wait": 0}
+    answer = await talk.http.post("/api/tool-calls", json=called)
+    said = (answer.status_code, answer.json()["code"], answer.json()["detail"])
+    assert said == (404, "TOOL_NOT_FOUND", "no tool shop.refnd here; did you mean `shop.refund`?")
+    # A worker with a label may have a tool that the server does not have.
+    taken = await talk.http.post("/api/tool-calls", params={"allow_unknown_tools": True}, json=called)
+    assert (taken.status_code, taken.json()["status"]) == (202, "running")
+
+
 async def test_a_run_is_not_a_tool_call(talk: Talk) -> None:
     sent = await talk.told("hello")
     answer = await talk.http.get(f"/api/tool-calls/{sent['run_id']}")

@@ -67,7 +67,9 @@ async def test_an_approval_says_why_whoever_looks_cannot_approve_it(
     low, high, both = [await ask(asker, workflow) for workflow in ("low", "high", "both")]
     assert await barred(asker, low) == await barred(ann, high) == await barred(ann, both) == (None, True)
     for own in (high, both):
-        assert await barred(asker, own) == ("who asked for it cannot approve it: another person has to", True)
+        assert await barred(asker, own) == ("you asked for it, so another person must approve it", True)
+        assert own["excluded"] == ["asker"]
+    assert low["excluded"] == []
     assert (await decide(ann, both)).json()["barred"] == "Your vote is already recorded. One more approver is needed."
     assert (await decide(ann, low)).json()["barred"] is None and await barred(ann, low) == (None, False)
     low = await ask(asker, "low")
@@ -91,6 +93,10 @@ async def test_an_approval_says_what_is_asked_and_why(asker: httpx2.AsyncClient)
     assert (await asker.get(f"/api/approvals/{approval['id']}")).json()["action"]["digest"] == (
         approval["action"]["digest"]
     )
+    # A gate without a sentence is named by its step, and so is the action in the context of its transitions.
+    unnamed = await ask(asker, "both")
+    events = (await asker.get(f"/api/runs/{unnamed['run_id']}/events")).json()["items"]
+    assert (unnamed["summary"], events[-1]["data"]["context"]["approval"]["action"]) == ("ask", "ask")
 
 
 async def test_an_approval_moves_its_run_in_the_same_moment(asker: httpx2.AsyncClient, ann: httpx2.AsyncClient) -> None:

@@ -90,7 +90,7 @@ async def test_over_the_cap_they_wait_for_later_minutes_or_none_is_begun(rig: Ri
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ({"workflow": "echo", "inputs": []}, 422, "at least 1 item"),
+        ({"workflow": "echo", "inputs": []}, 422, "it must not be empty"),
         ({"workflow": "echo", "inputs": [{}] * 1001}, 422, "at most 1000 items"),
         ({"workflow": "echo", "inputs": [{}, 7]}, 422, "inputs.1"),
         ({"workflow": "echo", "inputs": {"x": 1}}, 422, "inputs"),

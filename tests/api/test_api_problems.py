@@ -54,7 +54,35 @@ async def test_what_is_wrong_is_said_of_the_field_and_not_of_the_program(http: h
     for call, body, said in [
         ("GET /api/runs/nope", None, f"run_id: 'nope' {an_id}"),
         ("POST /api/approvals/nope/approve", {}, f"approval_id: 'nope' {an_id}"),
-        ("POST /api/runs", {"workflow": "gate", "inptu": {}}, "body.inptu: there is no such field"),
+        (
+            "POST /api/runs",
+            {"workflow": "gate", "inptu": {}},
+            "body.inptu: there is no such field; did you mean `input`?",
+        ),
+        ("POST /api/runs", {"workflow": "gate", "input": []}, "body.input: expected a mapping, found a list"),
+        ("POST /api/runs", {"workflow": 5}, "body.workflow: expected a string, found a number"),
+        ("POST /api/runs", {"workflow": ""}, "body.workflow: it must not be empty"),
+        ("POST /api/runs", {"workflow": "w" * 201}, "body.workflow: expected at most 200 characters, found 201"),
+        ("POST /api/runs", {"workflow": "a\x00b"}, "body.workflow: it contains a NUL character"),
+        (
+            "POST /api/runs",
+            {"workflow": "gate", "version": "new"},
+            "body.version: expected a whole number, found 'new'",
+        ),
+        (
+            "POST /api/runs",
+            {"workflow": "w", "deadline_seconds": -1},
+            "body.deadline_seconds: expected more than 0, found -1",
+        ),
+        ("POST /api/runs?over_cap=no", {"workflow": "w"}, "query.over_cap: expected 'wait' or 'refuse', found 'no'"),
+        ("GET /api/runs?limit=0", None, "query.limit: expected at least 1, found '0'"),
+        ("POST /api/webhooks", {"url": "https://a b"}, "body.url: it contains a blank or a control character"),
+        (
+            "POST /api/slack/teams/T-1/accept",
+            {},
+            "team_id: expected text that matches ^[A-Za-z0-9]{1,40}$, found",
+        ),
+        ("POST /api/slack/link-codes", {"user": "U1"}, "body.user: there is no such field"),
         ("POST /api/tenants", {"name": "A b"}, "body.name: expected a name of lower-case letters, digits, `_`, `.`"),
         ("POST /api/events", {"type": "", "correlation": "c"}, "body.type: expected a type such as bank.settled"),
     ]:
@@ -280,10 +308,7 @@ async def test_a_method_that_is_not_for_this_path(http: httpx2.AsyncClient) -> N
         answer = await http.request(method, path)
         found = problem(answer, 405)
         assert (found["code"], answer.headers["allow"]) == ("METHOD_NOT_ALLOWED", allowed)
-        assert (
-            found["detail"]
-            == f"{method} is not for {answer.request.url.path}; it takes {allowed.replace(', ', ' and ')}"
-        )
+        assert found["detail"] == f"{method} is not allowed on {answer.request.url.path}. Allowed: {allowed}."
 
 
 async def test_a_surprise_is_a_problem_too(rig: Rig, http: httpx2.AsyncClient) -> None:

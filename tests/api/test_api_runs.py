@@ -406,6 +406,7 @@ async def test_only_a_failed_or_canceled_run_can_be_retried(rig: Rig, http: http
     run = await start(http, "gate")
     problem = await post(http, f"/api/runs/{run['id']}/retry", 409)
     assert (problem["code"], problem["state"]) == ("RUN_INVALID_TRANSITION", "waiting_approval")
+    assert problem["detail"] == "Only a run that failed or was canceled can be retried. This run is waiting_approval."
     await post(http, f"/api/runs/{run['id']}/cancel")
     assert (await post(http, f"/api/runs/{run['id']}/retry", 201))["status"] == "waiting_approval"
 

@@ -79,15 +79,25 @@ async def test_rolling_back_to_the_content_in_force_makes_no_version(rig: Rig) -
         assert (await http.get("/api/workflows/w")).json()["version"] == 3
 
 
+async def test_publishing_the_policy_in_force_again_makes_no_version(rig: Rig) -> None:
+    """A script that applies the same file each time made a version each time."""
+    async with rig.http() as http:
+        told = [(await http.put("/api/policy", content=text)).json()["version"] for text in (ALLOW, ALLOW, DENY, ALLOW)]
+        assert told == [1, 1, 2, 3]
+        assert (await http.post("/api/policy/rollback", json={"version": 1})).json()["version"] == 3
+        assert (await http.get("/api/policy")).json()["version"] == 3
+
+
 async def test_a_version_that_does_not_exist_is_named(rig: Rig) -> None:
     async with rig.http() as http:
         await http.post("/api/workflows", content=ONE, headers=YAML)
         calls: list[tuple[str, str, dict[str, Any] | None, str]] = [
             ("GET", "/api/policy/versions/7", None, "There is no version 7 of the policy."),
-            ("GET", "/api/policy/versions/7/diff", None, "There is no version 6 of the policy."),
+            ("GET", "/api/policy/versions/7/diff", None, "There is no version 7 of the policy."),
             ("POST", "/api/policy/rollback", {"version": 7}, "There is no version 7 of the policy."),
             ("GET", "/api/workflows/w/versions/7", None, "There is no version 7 of workflow w."),
-            ("POST", "/api/workflows/w/rollback", {"version": 7}, "There is no version 7 of w."),
+            ("POST", "/api/workflows/w/rollback", {"version": 7}, "There is no version 7 of workflow w."),
+            ("GET", "/api/workflows/w/versions/7/diff", None, "There is no version 7 of workflow w."),
             ("GET", "/api/workflows/nope/versions", None, "There is no workflow nope."),
         ]
         for method, path, body, detail in calls:

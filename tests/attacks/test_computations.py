@@ -215,7 +215,9 @@ async def test_a_match_of_900_kilobytes_in_a_worker(rig: Rig, neighbour: Neighbo
 async def _same_worker_served_all(rig: Rig, worker: Worker, me: WorkerIdentity) -> None:
     """The worker was never lost, no run of it was reclaimed, and it did the neighbour's runs between the attacks."""
     assert worker.me == me
-    assert [dict(row) for row in await rig.sql("SELECT id, status FROM interlock.worker")] == [{"id": me.id, "status": "running"}]
+    assert [dict(row) for row in await rig.sql("SELECT id, status FROM interlock.worker")] == [
+        {"id": me.id, "status": "running"}
+    ]
     assert await rig.sql("SELECT FROM interlock.journal_entry WHERE event = 'reclaim'") == []
     served = await rig.sql(
         "SELECT FROM interlock.run WHERE workflow = 'ping' AND status = 'succeeded' AND completed_at BETWEEN "

@@ -262,6 +262,24 @@ def test_it_can_be_shown_to_people(sealed: bytes) -> None:
     assert all(isinstance(cell, str) for s in sections.values() for row in s.rows for cell in row)
 
 
+def test_a_reader_sees_what_was_done_and_which_decision_was_the_second() -> None:
+    """new-user 21: the receipts had a tool and a status, and an approved action had the same decision twice."""
+    judged = {"step": "refund", "answer": "needs_approval", "action_digest": "cd" * 32, "rule_ids": ["large"]}
+    receipt = {
+        "step_key": "refund", "tool": "shop.refund", "status": "succeeded", "idempotency_key": "k-1",
+        "request_metadata": {"charge": "ch_1", "amount": {"type": "number"},
+                             "to": {"name": "Ada", "id": {"type": "null"}}},
+        "response_metadata": {"id": {"type": "string", "size": 4}},
+    }  # fmt: skip
+    sections = {s.title: s for s in describe(statement(decisions=[judged, judged], receipts=[receipt]))}
+    receipts, decisions = sections["Receipts"], sections["Policy decisions"]
+    assert dict(zip(receipts.columns, receipts.rows[0], strict=True))["sent"] == "charge=ch_1 to.name=Ada"
+    assert "answered" not in receipts.columns
+    assert [row[decisions.columns.index("judged")] for row in decisions.rows] == ["first", "again, before it began"]
+    once = next(s for s in describe(statement()) if s.title == "Policy decisions")
+    assert "judged" not in once.columns
+
+
 def test_the_bare_least_can_be_shown_too() -> None:
     bare = bundle(
         run={"id": RUN, "error": {"type": "Terminal", "message": "no"}}, entries=[], made_at=NOON, version="1"

@@ -85,9 +85,7 @@ async def furnish(site: Site) -> dict[str, UUID]:
     await rig.apply(REFUND)
     await rig.apply(REFUND.replace("max_attempts: 4", "max_attempts: 5"))
     compiled = compile_policy(POLICY, rig.policies.facts())
-    await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest)
-    )
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest))
     agent = parse_agent(SUPPORT.encode(), file="support")
     await rig.database.run_in_transaction(lambda tx: workflows.apply(tx, rig.database, rig.admin, agent))
     cron = schedules.read_cron("30 6 * * 1-5", "Europe/Berlin")

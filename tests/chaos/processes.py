@@ -278,7 +278,9 @@ async def until_all_ended(rig: Rig, number: int, seconds: float) -> None:
     try:
         await until(ended, f"{number} runs ended", seconds, pause=0.1)
     except AssertionError as error:
-        left = await ask(rig, "SELECT status, lease_worker IS NOT NULL AS held, count(*) FROM interlock.run GROUP BY 1, 2")
+        left = await ask(
+            rig, "SELECT status, lease_worker IS NOT NULL AS held, count(*) FROM interlock.run GROUP BY 1, 2"
+        )
         raise AssertionError(f"{error}; now {[tuple(row) for row in left]}") from None
 
 

@@ -137,7 +137,9 @@ async def _assert_nothing_was_lost(rig: Rig, yard: Yard, load: Load) -> None:
     assert_sound([e for e in entries if str(e["run_id"]) in three], steps_of(3), len(runs))
     assert_sound([e for e in entries if str(e["run_id"]) not in three], steps_of(30), 1)
     assert_done_again_only_after_a_loss(yard.executions(), entries)
-    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")] == []
+    assert [
+        tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")
+    ] == []
     assert await recount_queues(rig.database) == 0
 
 

@@ -48,7 +48,9 @@ async def compare_latencies(rig: Rig, yard: Yard, backlog: int) -> float:
         worker.go_on()
         await until(lambda: _is_busy(rig), "the backlog is being worked on", pause=0.005)
         loaded = await latencies(client, 30)
-        left = (await rig.sql("SELECT count(*) AS n FROM interlock.ready_run WHERE tenant_id = $1", rig.admin.tenant_id))[0]["n"]
+        left = (
+            await rig.sql("SELECT count(*) AS n FROM interlock.ready_run WHERE tenant_id = $1", rig.admin.tenant_id)
+        )[0]["n"]
     assert left > 0, "the backlog was gone before the measurement was over"
     ratio = statistics.median(loaded) / statistics.median(idle)
     print(f"{backlog} ready: {_shown(idle)} ms idle, {_shown(loaded)} ms loaded, {ratio:.1f} times; {left} left")
@@ -88,7 +90,9 @@ async def never_more_than(rig: Rig, yard: Yard, cap: int, runs: int) -> None:
     await start_runs(rig, "two", runs, {"ms": 5}, free)
     sampled = await _sample(rig, capped, 2 * runs)
 
-    ours = {str(row["id"]) for row in await ask(rig, "SELECT id FROM interlock.run WHERE tenant_id = $1", capped.tenant_id)}
+    ours = {
+        str(row["id"]) for row in await ask(rig, "SELECT id FROM interlock.run WHERE tenant_id = $1", capped.tenant_id)
+    }
     executions = yard.executions()
     in_tools = most_at_once(line for line in executions if line.run_id in ours)
     free_in_tools = most_at_once(line for line in executions if line.run_id not in ours)

@@ -27,7 +27,10 @@ async def submit(rig: Rig, runs: int = 1, ms: int = 100, **more: Any) -> Any:
 
 
 async def pids(rig: Rig) -> list[int]:
-    return [row["pid"] for row in await ask(rig, "SELECT pid FROM interlock.worker WHERE stopped_at IS NULL AND pid IS NOT NULL")]
+    return [
+        row["pid"]
+        for row in await ask(rig, "SELECT pid FROM interlock.worker WHERE stopped_at IS NULL AND pid IS NOT NULL")
+    ]
 
 
 async def nothing_leaks(rig: Rig) -> None:

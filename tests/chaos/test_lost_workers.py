@@ -46,7 +46,9 @@ async def assert_nothing_was_lost(rig: Rig, yard: Yard, runs: int, steps: int, *
 
 
 async def assert_lanes_are_free(rig: Rig) -> None:
-    assert [tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")] == []
+    assert [
+        tuple(row) for row in await ask(rig, "SELECT tenant_id, in_flight FROM interlock.queue WHERE in_flight <> 0")
+    ] == []
     assert await ask(rig, "SELECT run_id FROM interlock.ready_run") == []
     assert await recount_queues(rig.database) == 0
 
@@ -276,7 +278,9 @@ async def test_a_drained_worker_leaves_nothing_to_reclaim(rig: Rig, yard: Yard) 
 
     assert await leaving.ended() == 0
     assert await rig.sql("SELECT id FROM interlock.run WHERE lease_worker = $1", me.id) == []
-    assert [row["status"] for row in await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id)] == ["completed"]
+    assert [row["status"] for row in await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id)] == [
+        "completed"
+    ]
     await until_all_ended(rig, 200, seconds=20)
     assert await orphans(rig) == 0
     assert not interrupted(yard.executions())

@@ -144,7 +144,9 @@ async def test_a_process_that_freezes_in_a_transaction_stops_its_tenant_for_half
     print(f"10 runs ended {took:.1f} s after the process froze")
     assert took > 1, "the frozen process held nobody up; the test showed nothing"
     assert took < LEASE_SECONDS, "half a lease, and the time that ten runs take"
-    assert [row["id"] for row in await rig.sql("SELECT id FROM interlock.worker WHERE stopped_at IS NULL")] == [worker.id]
+    assert [row["id"] for row in await rig.sql("SELECT id FROM interlock.worker WHERE stopped_at IS NULL")] == [
+        worker.id
+    ]
     assert most_at_once(yard.executions()) == 3
     await start_runs(rig, "capped", 1)
     await until_all_ended(rig, 11, seconds=10)

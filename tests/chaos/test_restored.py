@@ -124,7 +124,9 @@ async def _forgotten(rig: Rig, yard: Yard, before: Counter[tuple[str, str]]) -> 
 
     async def all_wait() -> bool:
         waiting = "SELECT count(*) AS n FROM interlock.run WHERE completed_at IS NULL AND lease_worker IS NULL"
-        alive = "SELECT id FROM interlock.worker WHERE status = 'running' AND heartbeat_at > now() - interval '1 second'"
+        alive = (
+            "SELECT id FROM interlock.worker WHERE status = 'running' AND heartbeat_at > now() - interval '1 second'"
+        )
         return (await ask(rig, waiting))[0]["n"] == row["n"] and bool(await ask(rig, alive))
 
     await until(all_wait, "the worker is there, and every run waits", 30)

@@ -49,5 +49,7 @@ async def test_a_server_100_days_ahead_destroys_nothing_of_today(rig: Rig, yard:
     async with AsyncClient(address, rig.admin_key) as client:
         await client.start("three", {"ms": 1})
     await until_all_ended(rig, RUNS + 1, seconds=60)
-    rows = await ask(rig, "SELECT tableoid::regclass::text AS partition, count(*) FROM interlock.journal_entry GROUP BY 1")
+    rows = await ask(
+        rig, "SELECT tableoid::regclass::text AS partition, count(*) FROM interlock.journal_entry GROUP BY 1"
+    )
     assert [row["partition"] for row in rows] == [f"journal_entry_{(await ask(rig, 'SELECT now()'))[0]['now']:%Y%m}"]

@@ -10,6 +10,7 @@ import typer
 from tests.cli.stub import NOW, Stub, a_run, an_approval, problem, refused, run, sse
 
 from interlock.cli import chat
+from interlock.cli.exit_codes import Unfinished
 from interlock.client import Client
 
 SENT = {"session_id": "s-1", "run_id": "run-1", "message_id": "m-1", "queued": False}
@@ -97,7 +98,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, key: str, reason: str = "") -
     monkeypatch.setattr("builtins.input", lambda prompt: reason)
 
 
-SELF = "who asked for it cannot approve it: another person has to"
+SELF = "you asked for it, so another person must approve it"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_one_message_at_a_terminal_does_not_wait_for_others(
     )
     stub.on("GET /api/approvals", {"items": [an_approval(**approval)], "next_cursor": None})
     at_a_terminal(monkeypatch, "l")
-    with Client(url, "k") as client, pytest.raises(typer.Exit) as left:
+    with Client(url, "k") as client, pytest.raises(Unfinished) as left:
         chat.Talk(client, None, None, False, once=True).say("go")
     assert left.value.exit_code == 4
 
@@ -157,15 +158,29 @@ def test_a_run_that_waits_for_an_approval_ends_the_command_with_the_next_one(stu
     args = {"message": ["-m", "refund"], "piped": [], "json": ["-m", "refund", "--json"]}[way]
     result = run("chat", *args, input="refund\nmore\n")
     assert result.exit_code == 4, result.output
-    assert result.stderr.splitlines() == [
-        "interlock: The run waits for an approval.",
-        "To continue, run: interlock approval approve ap-1 --digest sha256:ab",
-        "To see how it ends, run: interlock run watch run-1",
-    ]
+    commands = ["interlock approval approve ap-1 --digest sha256:ab", "interlock run watch run-1"]
     if way == "json":
         assert [json.loads(line)["seq"] for line in result.stdout.splitlines()] == [1]
+        told = {"code": "WAITS_FOR_APPROVAL", "detail": "The run waits for an approval.", "status": None}
+        assert json.loads(result.stderr) == told | {"run_id": "run-1", "commands": commands}
     else:
         assert "Refund 120" in result.stdout
+        assert result.stderr.splitlines() == [
+            "interlock: The run waits for an approval.",
+            f"To continue, run: {commands[0]}",
+            f"To see how it ends, run: {commands[1]}",
+        ]
+
+
+def test_who_cannot_approve_is_told_that_another_person_can(stub: Stub) -> None:
+    """The command was printed for the person whom it refuses."""
+    asks = event(1, "approval_requested", step_key="shop.refund", to_state="waiting_approval", approval_id="ap-1")
+    stub.on("POST /api/messages", SENT).on("GET /api/runs/run-1/events", sse(asks, waits(2), ended(3)))
+    mine = an_approval(barred="you asked for it")
+    stub.on("GET /api/approvals/ap-1", mine).on("GET /api/runs/run-1", a_run(status="waiting_approval"))
+    stub.on("GET /api/approvals", {"items": [mine], "next_cursor": None})
+    line = run("chat", "-m", "refund").stderr.splitlines()[1]
+    assert line == "For another person to continue, run: interlock approval approve ap-1 --digest sha256:ab"
 
 
 def test_a_run_that_was_approved_meanwhile_is_followed_to_its_end(stub: Stub) -> None:
@@ -175,19 +190,35 @@ def test_a_run_that_was_approved_meanwhile_is_followed_to_its_end(stub: Stub) ->
     assert run("chat", "-m", "refund").exit_code == 0
 
 
-def test_a_time_out_ends_the_command_and_says_how_to_go_on(url: str, stub: Stub) -> None:
+@pytest.mark.parametrize("during", ["say", "follow"])
+def test_a_time_out_ends_the_command_and_says_how_to_go_on(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
     stub.on("POST /api/messages", SENT)
 
-    class Silent(Client):
-        def follow(self, run_id: str, after: int = 0) -> Any:
-            signal.raise_signal(signal.SIGALRM)  # as the timer would, a moment later
-            yield
+    def silent(*_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)  # as the timer would, a moment later
 
-    with Silent(url, "k") as client, pytest.raises(typer.Exit) as ends, chat._stopping_after(3600):
-        chat.Talk(client, None, None, False).say("go")
-    assert ends.value.exit_code == 124
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    monkeypatch.setattr(Client, during, silent)
+    result = run("chat", "-m", "go", "--timeout", "1h")
+    assert (result.exit_code, signal.getitimer(signal.ITIMER_REAL)[0]) == (124, 0)
+    assert (
+        result.stderr.splitlines()
+        == {
+            "say": ["interlock: The server has not answered in time."],
+            "follow": [
+                "interlock: The agent has not ended its turn in time. Its run continues.",
+                "To see how it ends, run: interlock run watch run-1",
+            ],
+        }[during]
+    )
+    told = json.loads(run("chat", "-m", "go", "--timeout", "1h", "--json").stderr)
+    assert (told["code"], told["run_id"]) == ("TIMED_OUT", None if during == "say" else "run-1")
+
+
+def test_a_time_out_needs_a_message_and_a_duration(stub: Stub) -> None:
     assert "--timeout" in refused(run("chat", "-m", "x", "--timeout", "soon"), code=2)
+    assert "--timeout: expected more than 0s" in refused(run("chat", "-m", "x", "--timeout", "0s"), code=2)
     assert "it needs --message" in refused(run("chat", "--timeout", "5s"), code=2)
 
 

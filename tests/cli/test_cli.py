@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,10 @@ def test_what_went_wrong_here_is_one_line_that_says_what(error: Exception, line:
         (["run", "start", "refund", "--input", "{"], "not JSON"),
         (["run", "start", "refund", "--input", "[1]"], 'expected an object like {"amount": 120}'),
         (["run", "start", "refund", "--deadline", "soon"], "'soon' is not a duration"),
+        (["worker", "--label", "G U"], "--label: expected a label such as gpu, of lower-case letters"),
+        (["supervise", "--label", "GPU"], "found 'GPU' (see interlock supervise --help)"),
+        (["run", "list", "--limit", "0"], "'--limit': expected at least 1, found '0' (see interlock run list --help)"),
+        (["workflow", "rollback", "refund", "x"], "'VERSION': expected a whole number, found 'x'"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(stub: Stub, args: list[str], says: str) -> None:
@@ -133,7 +138,7 @@ def test_a_missing_file_is_one_line(stub: Stub) -> None:
 
 def test_a_setting_that_cannot_be_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLOCK_PORT", "http")
-    assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: Input should be a valid integer")
+    assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: expected a whole number, found ")
 
 
 def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +269,15 @@ def test_an_event_is_one_short_line_though_it_declares_a_step(stub: Stub) -> Non
     assert "tool=shop.refund" in line and "declares" not in line and len(line) < 120
 
 
+def test_a_question_is_one_short_line_though_the_policy_judged_it(stub: Stub) -> None:
+    """new-user section 2: the line had the decision and its request as JSON, 1,300 characters."""
+    judged = {"decision": {"answer": "needs_approval", "request": {"note": "x" * 1000}}, "policy_digest": "ab" * 32}
+    asked = an_event(1, step_key="a", to_state="waiting_approval", approval_id="ap-1", tier="high", **judged)
+    stub.on("GET /api/runs/run-1/events", {"items": [asked], "next_cursor": None})
+    [line] = run("run", "events", "run-1").stdout.splitlines()
+    assert "approval_id=ap-1" in line and "tier=high" in line and len(line) < 140
+
+
 def test_the_failed_runs_of_a_job_are_listed(stub: Stub) -> None:
     stub.on("GET /api/runs", {"items": [a_run(status="failed")], "next_cursor": None})
     assert run("run", "list", "--job", "job-1", "--status", "failed").exit_code == 0
@@ -302,7 +316,7 @@ def test_show_says_when_a_step_is_tried_again(stub: Stub) -> None:
     lookup, refund, tell = run("run", "show", "run-1").stdout.splitlines()[-3:]
     assert lookup.split() == ["lookup", "shop.lookup", "succeeded", "1/4", "2.0s"]
     assert refund.split()[:4] == ["refund", "shop.refund", "retrying", "2/4"]
-    assert refund.endswith(f"retrying at {formatting.clock(again)}: 503 from shop")
+    assert refund.endswith(f"retrying at {formatting.moment(again)}: 503 from shop")
     assert tell.split() == ["tell", "shop.tell", "pending"]
 
 
@@ -312,7 +326,10 @@ def test_watch_without_a_terminal_prints_a_line_per_event(stub: Stub) -> None:
     stub.on("GET /api/runs/run-1/events", sse(an_event(1, to_state="pending"), moved))
     result = run("run", "watch", "run-1")
     first, second = result.stdout.splitlines()[:2]
-    assert (result.exit_code, first.split()) == (0, ["1", formatting.clock(NOW), "step_transition", "pending"])
+    assert (result.exit_code, first.split()) == (
+        0,
+        ["1", *formatting.moment(NOW).split(), "step_transition", "pending"],
+    )
     assert second.endswith("lookup: running → succeeded  attempt=1")
 
 
@@ -449,7 +466,7 @@ def test_validate_checks_tools_and_arguments_against_the_registry(
     result = run("workflow", "validate", "bad.yaml")
     assert result.stdout.splitlines() == [
         "bad.yaml:3: steps[0].tool: no tool is called `shop.lokup`; did you mean `shop.lookup`?",
-        "bad.yaml:6: steps[1].input.n: expected a valid integer, unable to parse string as an integer, found 'lots'",
+        "bad.yaml:6: steps[1].input.n: expected a whole number, found 'lots'",
         "bad.yaml:6: steps[1].input.zz: shop.lookup has no argument `zz`",
     ]
     assert result.exit_code == 1
@@ -582,10 +599,14 @@ def fake_main(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_up_hands_its_flags_on_and_its_exit_code_back(fake_main: Any) -> None:
     seen: list[Any] = []
-    fake_main.up = lambda settings, workers, concurrency: seen.append((settings, workers, concurrency)) or 7
-    assert run("up", "--workers", "0", "--concurrency", "9", "--host", "::", "--port", "1").exit_code == 7
-    ((settings, workers, concurrency),) = seen
-    assert (settings.host, settings.port, workers, concurrency) == ("::", 1, 0, 9)
+
+    def up(settings: Any, listening: socket.socket, workers: int, concurrency: int) -> int:
+        seen.append((settings.host, settings.port, listening.getsockname()[0], workers, concurrency))
+        return 7
+
+    fake_main.up = up
+    assert run("up", "--workers", "0", "--concurrency", "9", "--host", "localhost", "--port", "0").exit_code == 7
+    assert seen == [("localhost", 0, "127.0.0.1", 0, 9)]
 
 
 def test_db_commands_print_what_main_answers(fake_main: Any) -> None:

@@ -37,7 +37,7 @@ def test_db_restored_asks_first_and_begins_a_new_epoch(own: str) -> None:
     refused = run("db", "restored", input="n\n")
     assert refused.exit_code != 0
     assert "The latest moment that the database knows is" in refused.stderr
-    assert "nothing was changed; --yes is for where nobody can be asked" in refused.stderr
+    assert "Nothing was changed. To do it without a question, give --yes." in refused.stderr
     begun = run("db", "restored", "--yes")
     assert begun.stdout.startswith("Epoch 2 began. The database was restored to ")
     assert "Schedules that are paused now: none." in begun.stdout

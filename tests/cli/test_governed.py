@@ -103,7 +103,7 @@ def test_a_backtested_policy_is_published_only_after_a_yes(
     assert [call for call, *_ in stub.asked][1:] == ["PUT /api/policy"] * published
     assert result.exit_code == (0 if published else 1)
     if not published:
-        assert "interlock: nothing was published; --yes is for where nobody can be asked" in result.stderr
+        assert "interlock: Nothing was published. To publish without a question, give --yes." in result.stderr
 
 
 def test_yes_is_not_asked_for_twice(stub: Stub, cedar: str) -> None:
@@ -265,13 +265,13 @@ def test_an_approval_says_who_decides_why_and_until_when(stub: Stub) -> None:
         "GET /api/approvals/ap-1",
         an_approval(
             kind="action", action=action, rationale=rationale, expires_at=until.isoformat(),
-            approvers=["finance", "sre"], reason_required=True, requested_by="ada",
+            approvers=["finance", "sre"], excluded=["ada"], reason_required=True, requested_by="ada",
         ),
     )  # fmt: skip
     result = run("approval", "show", "ap-1")
     lines = [words(line) for line in result.stdout.splitlines()]
     assert "kind action The policy asks for a person before this action." in lines
-    assert "may decide members of finance or sre; a reason is required" in lines
+    assert "may decide members of finance or sre except ada; a reason is required" in lines
     assert {"why over 100", "rules large, vip", "tier high, two people", "asked by ada"} <= set(lines)
     assert any(line.startswith("time left 3h10m, until ") for line in lines)
     at = lines.index("fields")
@@ -283,7 +283,7 @@ def test_a_gate_that_anybody_decides_and_that_is_over_says_so(stub: Stub) -> Non
     over = (clock.now() - timedelta(hours=1)).isoformat()
     stub.on("GET /api/approvals/ap-1", an_approval(expires_at=over))
     out = run("approval", "show", "ap-1").stdout
-    assert "anybody who may approve" in out and "none, until" in out
+    assert "any approver" in out and "none, until" in out
     stub.on("GET /api/approvals/ap-1", an_approval(status="expired", expires_at=over))
     assert "time left" not in run("approval", "show", "ap-1").stdout
 
@@ -379,7 +379,7 @@ def test_the_first_of_two_votes_reads_as_a_success(stub: Stub) -> None:
 
 
 def test_who_changes_an_action_is_told_that_it_is_changed(stub: Stub) -> None:
-    stub.on("POST /api/approvals/ap-1/approve", an_approval(barred="who changed it cannot approve it"))
+    stub.on("POST /api/approvals/ap-1/approve", an_approval(barred="you changed it, so another person must approve it"))
     result = run("approval", "approve", "ap-1", "--patch", '{"amount": 80}')
     assert result.stdout.splitlines()[-1] == "The action is changed. Another person has to approve it."
     assert "cannot" not in result.stdout

@@ -123,6 +123,16 @@ def test_a_job_is_watched_to_its_end(stub: Stub) -> None:
     assert "1 of 4 runs did not succeed" in result.stderr and result.exit_code == 1
 
 
+def test_a_job_with_failed_runs_says_how_to_list_them(stub: Stub) -> None:
+    """new-user section 7: the output did not say which runs had failed."""
+    ended = a_job("failed", 4)
+    ended["progress"]["failed"] = 1
+    stub.on(f"GET /api/jobs/{ID}", ended, a_job("completed", 4))
+    listing = f"interlock run list --job {ID} --status failed"
+    assert listing in run("job", "show", ID).stdout
+    assert listing not in run("job", "show", ID).stdout
+
+
 def test_a_watched_job_is_one_event_a_line_for_programs(stub: Stub) -> None:
     stub.on(f"GET /api/jobs/{ID}", a_job(), a_job("completed", 4))
     stub.on(f"GET /api/jobs/{ID}/events", sse(said(1, 0, done=4, total=4, succeeded=4)))

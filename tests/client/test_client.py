@@ -396,7 +396,7 @@ def test_an_answer_that_is_not_interlocks_is_an_error(kind: Kind) -> None:
 
 def test_a_body_that_would_be_refused_is_not_sent(kind: Kind) -> None:
     server = Server(ok(RUN))
-    with pytest.raises(ApiError, match="deadline_seconds: Input should be greater than 0"):
+    with pytest.raises(ApiError, match="deadline_seconds: expected more than 0"):
         kind.call(server, "start", "refund", deadline_seconds=-1)
     assert not server.asked
 

@@ -61,7 +61,9 @@ async def test_the_chain_is_verified_and_a_break_is_named(rig: Rig, viewer: Brow
     assert "The chain holds." in await viewer.post("/audit/verify")
     async with rig.database.pool.acquire() as connection, connection.transaction():
         await connection.execute("ALTER TABLE interlock.journal_entry DISABLE TRIGGER USER")
-        await connection.execute("UPDATE interlock.journal_entry SET actor = 'nobody' WHERE run_id = $1 AND seq = 2", one)
+        await connection.execute(
+            "UPDATE interlock.journal_entry SET actor = 'nobody' WHERE run_id = $1 AND seq = 2", one
+        )
         await connection.execute("ALTER TABLE interlock.journal_entry ENABLE TRIGGER USER")
     page = text_of(await viewer.post("/audit/verify"))
     assert "The chain is broken." in page and f"run {one} , entry 2" in page

@@ -29,9 +29,7 @@ def tools(rig: Rig) -> None:
 
 async def publish(rig: Rig, text: str, who: Any = None) -> None:
     compiled = compile_policy(text, rig.policies.facts())
-    await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, who or rig.admin, text, compiled.digest)
-    )
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, who or rig.admin, text, compiled.digest))
 
 
 async def versions(rig: Rig) -> list[int]:

@@ -59,9 +59,7 @@ async def test_it_is_said_on_what_the_answer_depends(rig: Rig, viewer: Browser) 
         '@id("night") forbid (principal, action in Action::"read", resource) when { context.hour > 22 };\n'
     )
     compiled = compile_policy(text, rig.policies.facts())
-    await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.admin, text, compiled.digest)
-    )
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.admin, text, compiled.digest))
     rig.policies.forget("")
     page = await viewer.get("/tools")
     assert "may depend on its input" in row_of(page, "shop.refund")

@@ -41,7 +41,9 @@ async def as_if(rig: Rig, runs: list[UUID], took: list[int]) -> None:
 
 
 async def counted(rig: Rig) -> dict[tuple[str, str], int]:
-    rows = await rig.sql("SELECT workspace, status, sum(runs)::int AS runs FROM interlock.run_stats_minute GROUP BY 1, 2")
+    rows = await rig.sql(
+        "SELECT workspace, status, sum(runs)::int AS runs FROM interlock.run_stats_minute GROUP BY 1, 2"
+    )
     return {(row["workspace"], row["status"]): row["runs"] for row in rows}
 
 

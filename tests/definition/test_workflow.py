@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.definition import OnReject, StepKind, load, parse
-from interlock.definition import diagnostics as faults_module
-from interlock.definition.diagnostics import Faults, suggestion
+from interlock.definition.diagnostics import Faults
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
+from interlock.wire import validation_errors
+from interlock.wire.validation_errors import suggestion
 
 REFUND = """
 name: refund
@@ -455,9 +456,11 @@ def test_a_document_full_of_mistakes_costs_no_more_than_an_honest_one():
 
 def test_many_misspelt_names_among_many_similar_ones_are_compared_with_few_of_them(monkeypatch):
     compared = []
-    real = faults_module.get_close_matches
+    real = validation_errors.get_close_matches
     monkeypatch.setattr(
-        faults_module, "get_close_matches", lambda word, known, n: compared.append(len(known)) or real(word, known, n=n)
+        validation_errors,
+        "get_close_matches",
+        lambda word, known, n: compared.append(len(known)) or real(word, known, n=n),
     )
     steps = [{"id": f"{'ab' * 18}{number:04}", "tool": "t"} for number in range(1000)]
     steps[0]["needs"] = [f"{'ba' * 18}{number:04}" for number in range(300)]

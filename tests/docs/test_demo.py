@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -32,10 +33,11 @@ def books(environment: dict[str, str]) -> dict[str, dict[str, object]]:
     return found
 
 
-def test_without_a_terminal_it_approves_by_itself_and_ends(environment: dict[str, str]) -> None:
-    for encoding in ("utf-8", "ascii"):  # run twice: an earlier demo must not block the second
+def test_without_a_terminal_it_approves_by_itself_and_ends(environment: dict[str, str], tmp_path: Path) -> None:
+    # Twice: an earlier demo must not block the second, which runs outside of the source.
+    for encoding, folder in (("utf-8", Path.cwd()), ("ascii", tmp_path)):
         played = subprocess.run(
-            DEMO, env=environment | {"PYTHONIOENCODING": encoding, "INTERLOCK_PORT": "8765"},
+            DEMO, env=environment | {"PYTHONIOENCODING": encoding, "INTERLOCK_PORT": "8765"}, cwd=folder,
             stdin=subprocess.DEVNULL, capture_output=True, encoding=encoding, timeout=60, check=False,
         )  # fmt: skip
         assert (played.returncode, played.stderr) == (0, "")
@@ -44,6 +46,10 @@ def test_without_a_terminal_it_approves_by_itself_and_ends(environment: dict[str
         assert "succeeded" in played.stdout
         assert "open http://127.0.0.1:8765/inbox" in played.stdout and ":8420" not in played.stdout
         assert "\x1b" not in played.stdout
+        # What it says to try starts a run before it approves one.
+        applied = re.search(r"workflow apply (\S+)", played.stdout)
+        assert applied is not None and (folder / applied[1]).is_file()
+        assert "run start refund" in played.stdout.partition("workflow apply")[2].partition("run approve")[0]
         assert max(len(line) for line in played.stdout.split("Try next")[0].splitlines()) <= 80
         assert books(environment)["refunds"] == {"shop:refund:ch_1042": {"charge": "ch_1042", "amount": 349}}
 

@@ -95,7 +95,9 @@ async def sealed(ledger: Ledger) -> Ledger:
 
 async def place(ledger: Ledger, position: int) -> dict[str, Any]:
     [row] = await ledger.sql(
-        "SELECT run_id, seq FROM interlock.audit_link WHERE tenant_id = $1 AND position = $2", ledger.tenant_id, position
+        "SELECT run_id, seq FROM interlock.audit_link WHERE tenant_id = $1 AND position = $2",
+        ledger.tenant_id,
+        position,
     )
     return {"position": position, "run_id": str(row["run_id"]), "seq": row["seq"]}
 
@@ -243,7 +245,11 @@ async def test_a_proof_is_enclosed_by_checkpoints(sealed: Ledger) -> None:
 
 async def test_seals_and_checkpoints_refuse_to_be_changed(sealed: Ledger) -> None:
     for table in ("audit_link", "checkpoint"):
-        for statement in (f"DELETE FROM interlock.{table}", f"UPDATE interlock.{table} SET position = 9", f"TRUNCATE interlock.{table}"):
+        for statement in (
+            f"DELETE FROM interlock.{table}",
+            f"UPDATE interlock.{table} SET position = 9",
+            f"TRUNCATE interlock.{table}",
+        ):
             with pytest.raises(asyncpg.CheckViolationError, match="append-only"):
                 await sealed.sql(statement)
 
@@ -307,7 +313,9 @@ async def test_two_swapped_entries_are_named(sealed: Ledger, one: int, two: int)
 async def test_a_changed_seal_is_named(sealed: Ledger, position: int) -> None:
     async with sealed.tampering() as connection:
         await connection.execute(
-            "UPDATE interlock.audit_link SET link = sha256(link) WHERE tenant_id = $1 AND position = $2", sealed.tenant_id, position
+            "UPDATE interlock.audit_link SET link = sha256(link) WHERE tenant_id = $1 AND position = $2",
+            sealed.tenant_id,
+            position,
         )
     assert (await broken_at(sealed))["position"] == position
 
@@ -322,7 +330,8 @@ async def test_a_tail_that_was_cut_with_its_seals_is_found_by_the_checkpoint(sea
 
 async def cut(connection: Any, kept: int) -> None:
     await connection.execute(
-        "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > $1", kept
+        "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > $1",
+        kept,
     )
     await connection.execute("DELETE FROM interlock.audit_link WHERE position > $1", kept)
 
@@ -371,7 +380,9 @@ async def test_an_entry_put_in_with_a_seal_is_found(sealed: Ledger) -> None:
     run = UUID((await place(sealed, 1))["run_id"])
     async with sealed.tampering() as connection:
         await connection.execute(APPEND, sealed.tenant_id, [run], [5])
-        await connection.execute("INSERT INTO interlock.audit_link VALUES ($1, 13, $2, 5, sha256('anything'))", sealed.tenant_id, run)
+        await connection.execute(
+            "INSERT INTO interlock.audit_link VALUES ($1, 13, $2, 5, sha256('anything'))", sealed.tenant_id, run
+        )
     assert (await broken_at(sealed))["position"] == 13
 
 

@@ -82,7 +82,9 @@ async def test_an_event_that_comes_after_its_wait_moves_the_run_at_once_and_with
     step = run["step"]["paid"]
     assert (step["status"], step["output"], step["waits_for"]) == ("succeeded", {"amount": 5}, None)
     assert "paid: waiting_external -arrive-> succeeded" in await rig.journal(run_id)
-    [entry] = await rig.sql("SELECT actor, data FROM interlock.journal_entry WHERE run_id = $1 AND event = 'arrive' LIMIT 1", run_id)
+    [entry] = await rig.sql(
+        "SELECT actor, data FROM interlock.journal_entry WHERE run_id = $1 AND event = 'arrive' LIMIT 1", run_id
+    )
     assert entry["actor"] == rig.admin.actor and '"id": "evt_1"' in entry["data"]
     await nobody_is_missed(rig)
 
@@ -412,9 +414,7 @@ async def test_events_at_the_moment_of_their_waits(rig: Rig, count: int) -> None
 
 async def _time_out(rig: Rig, run_id: UUID) -> None:
     tenant = rig.admin.tenant_id
-    await rig.database.run_in_transaction(
-        lambda tx: external_events.time_out(tx, rig.plans, tenant, run_id, "paid")
-    )
+    await rig.database.run_in_transaction(lambda tx: external_events.time_out(tx, rig.plans, tenant, run_id, "paid"))
 
 
 @COUNTS
@@ -432,7 +432,9 @@ async def test_a_time_out_that_races_its_event_has_one_winner(rig: Rig, count: i
         await _all(*(work for n, pair in enumerate(pairs) for work in (pair if n % 2 else pair[::-1])))
         ended = [await rig.until(run_id) for run_id in runs]
     assert await rig.sql("SELECT FROM interlock.event_subscription") == []
-    consumed = {row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.external_event WHERE run_id IS NOT NULL")}
+    consumed = {
+        row["run_id"] for row in await rig.sql("SELECT run_id FROM interlock.external_event WHERE run_id IS NOT NULL")
+    }
     for run in ended:
         won = run["status"] == "succeeded"
         assert won or run["reason"] == "external_timeout", run

@@ -112,9 +112,7 @@ async def test_commands_hold_no_queue_row_between_two_statements(rig: Rig, held:
         assert (await http.post(f"/api/runs/{run['id']}/cancel")).status_code == 200
     await rig.apply(CAPPED.replace("1", "2"))
     compiled = compile_policy(POLICY, rig.policies.facts())
-    await rig.database.run_in_transaction(
-        lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest)
-    )
+    await rig.database.run_in_transaction(lambda tx: policies.publish(tx, rig.admin, POLICY, compiled.digest))
     assert not held
 
 

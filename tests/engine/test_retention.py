@@ -68,7 +68,9 @@ async def old_run(rig: Rig) -> tuple[UUID, str]:
 
 async def later(rig: Rig, days: float) -> None:
     """Pretend that months were detached this many days ago."""
-    await rig.sql("UPDATE interlock.journal_month SET detached_at = detached_at - make_interval(secs => $1)", days * 86400)
+    await rig.sql(
+        "UPDATE interlock.journal_month SET detached_at = detached_at - make_interval(secs => $1)", days * 86400
+    )
 
 
 # ---------------------------------------------------------------- clocks
@@ -141,7 +143,9 @@ async def test_a_run_of_a_process_100_days_ahead_lands_in_this_month(rig: Rig, m
     move_process(HUNDRED_DAYS)
     await rig.database.compare_clocks()
     run_id = await ended_run(rig)
-    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id)
+    [row] = await rig.sql(
+        "SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id
+    )
     assert row["partition"] != "journal_entry_rest"
 
 
@@ -217,7 +221,9 @@ async def test_two_processes_that_tend_at_once_take_a_month_out_once(rig: Rig) -
 async def test_the_database_refuses_whatever_a_process_believes(rig: Rig) -> None:
     """The statements check the date themselves: they refuse to drop this month for any process."""
     run_id = await ended_run(rig)
-    [row] = await rig.sql("SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id)
+    [row] = await rig.sql(
+        "SELECT DISTINCT tableoid::regclass::text AS partition FROM interlock.journal_entry WHERE run_id = $1", run_id
+    )
     assert await rig.database.value("detach_month", row["partition"], 0) is False
     assert await rig.database.value("drop_month", row["partition"], 0) is False
     assert await rig.database.value("detach_month", "journal_entry_rest", 0) is False

@@ -381,7 +381,9 @@ async def test_runs_of_a_flow_with_a_cap_are_held_back_and_so_are_children(rig: 
         await held.inside()
         await rig.until(run_id, "waiting_external")
         [(waiting,)] = await rig.sql("SELECT count(*) FROM interlock.blocked_run")
-        [(leased,)] = await rig.sql("SELECT count(*) FROM interlock.run WHERE has_concurrency_limit AND lease_worker IS NOT NULL")
+        [(leased,)] = await rig.sql(
+            "SELECT count(*) FROM interlock.run WHERE has_concurrency_limit AND lease_worker IS NOT NULL"
+        )
         assert (held.entries, waiting, leased) == (1, 3, 1)
         held.release.set()
         assert (await rig.until(run_id, "x"))["status"] == "succeeded"
@@ -401,7 +403,9 @@ async def test_children_take_places_in_their_tenants_minute(rig: Rig) -> None:
     run_id = await rig.start("parent", who=who)
     async with rig.worker() as worker:
         await rig.until(run_id, "waiting_external")
-        [(waiting,)] = await rig.sql("SELECT count(*) FROM interlock.run WHERE status = 'pending' AND resume_at IS NOT NULL")
+        [(waiting,)] = await rig.sql(
+            "SELECT count(*) FROM interlock.run WHERE status = 'pending' AND resume_at IS NOT NULL"
+        )
         assert waiting == 2
         await worker.idle()
     rig.clock.advance(60)

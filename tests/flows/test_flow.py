@@ -198,7 +198,9 @@ async def test_a_branch_goes_on_with_its_yes_while_another_waits_for_its_own(rig
     run_id = await rig.start("two-questions")
     await rig.work_until(run_id, "waiting_approval")
     for name in ("b", "a"):
-        [row] = await rig.sql("SELECT id FROM interlock.approval WHERE run_id = $1 AND step LIKE '%/' || $2", run_id, name)
+        [row] = await rig.sql(
+            "SELECT id FROM interlock.approval WHERE run_id = $1 AND step LIKE '%/' || $2", run_id, name
+        )
         approved = await rig.http().post(f"/api/approvals/{row['id']}/approve", json={})
         assert approved.status_code == 200, approved.text
         run = await rig.work_until(run_id, "waiting_approval")

@@ -36,7 +36,9 @@ async def test_a_flow_is_killed_at_its_steps_and_does_each_of_them(
             sys.executable, "-m", "interlock", "worker", env=environment, cwd=tmp_path
         )
         assert await asyncio.wait_for(process.wait(), 90) == -signal.SIGKILL
-        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL")
+        await rig.sql(
+            "UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE stopped_at IS NULL"
+        )
         await rig.sweep()
     run = await rig.work_until(run_id)
     assert (run["status"], run["result"]) == ("succeeded", list(range(doomed.STEPS))), run["error"]

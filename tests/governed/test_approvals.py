@@ -210,7 +210,7 @@ async def test_an_edited_action_is_another_action_judged_again_with_no_votes(sto
     assert (status, body["code"]) == (409, "ACTION_DIGEST_MISMATCH")
     status, body = await people[0].approve(question["id"], reason="ok")
     assert (status, body["code"]) == (403, "SELF_APPROVAL"), "who changed it is who asks for it now"
-    assert body["detail"] == "who changed it cannot approve it: another person has to"
+    assert body["detail"] == "you changed it, so another person must approve it"
     assert (await outsider.approve(question["id"], reason="ok"))[1]["code"] == "NOT_AN_APPROVER"
     for person in people[1:]:
         status, body = await person.approve(question["id"], digest=edited["action"]["digest"], reason="ok")
@@ -450,7 +450,9 @@ async def test_an_approval_is_enough_where_less_is_asked_for_now(stocked: Shop, 
         assert (await (await shop.person(name)).approve(question["id"]))[0] == 200
     _redeployed(rig, "shop.refund", "med")
     assert (await shop.ended(run_id))["status"] == "succeeded"
-    assert [r["approval_id"] for r in await rig.sql("SELECT approval_id::text FROM interlock.approval_use")] == [question["id"]]
+    assert [r["approval_id"] for r in await rig.sql("SELECT approval_id::text FROM interlock.approval_use")] == [
+        question["id"]
+    ]
 
 
 async def test_a_policy_that_denies_after_the_approval_has_the_last_word(stocked: Shop, rig: Rig) -> None:
@@ -546,6 +548,18 @@ async def test_a_grant_for_an_argument_that_the_tool_does_not_have_is_refused(st
     status, refused = await one.post("/api/grants", {"tool": "shop.mail", "arguments": {"too": "ada"}, "tier": "med"})
     assert (status, refused["code"]) == (422, "ACTION_INVALID")
     assert refused["detail"] == "shop.mail has no argument 'too'; it takes to, text"
+
+
+async def test_a_grant_for_a_tool_that_there_is_not_is_refused(stocked: Shop) -> None:
+    """A misspelt name gave a grant that answers for nothing."""
+    one = await stocked.person("one")
+    body = {"tool": "shop.mial", "arguments": {"to": "ada"}, "tier": "med"}
+    status, refused = await one.post("/api/grants", body)
+    assert (status, refused["code"]) == (404, "TOOL_NOT_FOUND")
+    assert refused["detail"] == "no tool shop.mial here; did you mean `shop.mail`?"
+    # Only some workers may have it.
+    status, grant = await one.post("/api/grants?allow_unknown_tools=true", body)
+    assert (status, grant["tool"]) == (201, "shop.mial")
 
 
 async def test_a_standing_grant_answers_for_its_arguments_until_it_ends(stocked: Shop, rig: Rig) -> None:

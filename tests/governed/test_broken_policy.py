@@ -58,7 +58,9 @@ async def bank(shop: Shop, rig: Rig) -> Shop:
 
 async def _put_in_force(rig: Rig, text: str) -> None:
     """Bypass the check on publishing: an older version, another tool or a manual change in the database could do so."""
-    await rig.sql("INSERT INTO interlock.policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text)
+    await rig.sql(
+        "INSERT INTO interlock.policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text
+    )
     await rig.sql("UPDATE interlock.queue SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
 
 
@@ -231,5 +233,5 @@ async def test_evaluating_an_action_says_what_would_happen_and_does_nothing(bank
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.pay", "input": {"amount": "x"}})
     assert (status, body["code"]) == (422, "ACTION_INVALID")
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.steal"})
-    assert (status, body["code"]) == (422, "TOOL_NOT_FOUND")
+    assert (status, body["code"]) == (404, "TOOL_NOT_FOUND")
     assert bank.done == [] and await rig.sql("SELECT * FROM interlock.receipt") == []

@@ -190,7 +190,9 @@ async def test_a_maker_that_died_after_storing_is_followed_by_one_that_takes_its
     await shop.sql("CREATE TABLE copy AS SELECT * FROM interlock.evidence_due")
     first = await envelope_of(shop, run_id)
     async with tampering(shop, "evidence") as connection:
-        await connection.execute("DELETE FROM interlock.evidence; INSERT INTO interlock.evidence_due SELECT * FROM copy")
+        await connection.execute(
+            "DELETE FROM interlock.evidence; INSERT INTO interlock.evidence_due SELECT * FROM copy"
+        )
     assert await evidence.make_all_due(shop.database, shop.notary) == 1
     assert await envelope_of(shop, run_id) == first
 
@@ -210,7 +212,8 @@ async def test_a_run_that_ends_again_after_a_restore_gets_evidence_again(shop: R
     (artifacts / its["name"]).write_bytes(first.read_bytes())
     async with tampering(shop, "evidence") as connection:
         await connection.execute(
-            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence WHERE run_id = $1", other
+            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence WHERE run_id = $1",
+            other,
         )
         await connection.execute("DELETE FROM interlock.evidence WHERE run_id = $1", other)
     for _ in range(2):  # the second signer finds the first one's file
@@ -342,7 +345,11 @@ async def test_a_key_of_one_workspace_sees_the_chain_of_its_runs_only(shop: Rig)
 
 
 TAMPERED = {
-    "a changed byte": ("UPDATE interlock.journal_entry SET actor = actor || 'x' WHERE run_id = $1 AND seq = 4", 4, "changed"),
+    "a changed byte": (
+        "UPDATE interlock.journal_entry SET actor = actor || 'x' WHERE run_id = $1 AND seq = 4",
+        4,
+        "changed",
+    ),
     "a deleted entry": ("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = 5", 5, "deleted"),
     "two swapped": (
         "UPDATE interlock.journal_entry SET data = other.data, type = other.type, step = other.step, from_state = other.from_state,"
@@ -399,7 +406,9 @@ async def test_a_month_goes_only_when_its_going_is_signed(shop: Rig) -> None:
     key = shop.notary.signing.key()
 
     async def left() -> int:
-        found: int = (await shop.sql("SELECT count(*) FROM interlock.journal_entry WHERE run_id = $1", run_id))[0]["count"]
+        found: int = (await shop.sql("SELECT count(*) FROM interlock.journal_entry WHERE run_id = $1", run_id))[0][
+            "count"
+        ]
         return found
 
     await sweeps.tend(shop.database, key)

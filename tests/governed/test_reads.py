@@ -37,7 +37,9 @@ async def office(shop: Shop, rig: Rig) -> Shop:
 
 
 async def decisions(rig: Rig) -> list[Any]:
-    rows = await rig.sql("SELECT data -> 'decision' ->> 'answer' AS answer FROM interlock.journal_entry WHERE data ? 'decision'")
+    rows = await rig.sql(
+        "SELECT data -> 'decision' ->> 'answer' AS answer FROM interlock.journal_entry WHERE data ? 'decision'"
+    )
     return [row["answer"] for row in rows]
 
 

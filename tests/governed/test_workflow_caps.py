@@ -35,7 +35,8 @@ class Crowd:
 
 async def in_flight(rig: Rig, workflow: str = "slow") -> int:
     rows = await rig.sql(
-        "SELECT (SELECT count(*) FROM interlock.run WHERE lease_worker IS NOT NULL AND workflow = $1) AS leased", workflow
+        "SELECT (SELECT count(*) FROM interlock.run WHERE lease_worker IS NOT NULL AND workflow = $1) AS leased",
+        workflow,
     )
     leased: int = rows[0]["leased"]
     return leased
@@ -268,7 +269,9 @@ async def test_the_sweep_admits_a_run_that_finds_room(rig: Rig) -> None:
     rig.tool("t.slow")(Crowd().__call__)
     await rig.apply(SLOW)
     await start(rig, "slow", 5)
-    await rig.sql("DELETE FROM interlock.ready_run WHERE run_id = (SELECT min(run_id::text)::uuid FROM interlock.ready_run)")
+    await rig.sql(
+        "DELETE FROM interlock.ready_run WHERE run_id = (SELECT min(run_id::text)::uuid FROM interlock.ready_run)"
+    )
     assert await sweeps.admit_blocked(rig.database) == 1
     assert await places(rig) == (0, 3, 1)
     assert await sweeps.admit_blocked(rig.database) == 0

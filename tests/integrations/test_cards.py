@@ -26,7 +26,8 @@ def asked(fields: dict[str, Any], proposed: dict[str, Any] | None = None, **colu
         "id": ID, "status": "requested", "kind": "action", "tier": "med", "two_person": False, "approvers": [],
         "escalated_at": None, "escalate_to": [], "reason_required": False, "rule_ids": ["r1"], "reason": "ask",
         "summary": "shop.refund on ch_1", "digest": "d" * 64, "receipt_id": None, "edited_by": [],
-        "requested_by": f"admin:{ID}", "workflow": "refund", "step": "pay", "expires_at": NOW + timedelta(hours=8),
+        "requested_by": f"admin:{ID}", "asked_by": [], "session_id": None,
+        "workflow": "refund", "step": "pay", "expires_at": NOW + timedelta(hours=8),
         "resolved_at": None, "workspace_id": None, "action": json.dumps(action),
         "proposed": json.dumps({**action, "fields": proposed}) if proposed is not None else None,
     }  # fmt: skip
@@ -158,3 +159,17 @@ def test_markup_in_foreign_text_is_not_rendered() -> None:
             if text.get("type") == "mrkdwn":
                 outside = re.sub(r"```.*?```|`[^`]*`", "", text["text"], flags=re.DOTALL)
                 assert "~" not in outside and "anyone" not in outside
+
+
+def deciders(**columns: Any) -> str:
+    facts = next(block["fields"] for block in card(asked({"to": "ann"}, **columns), []).blocks if "fields" in block)
+    return next(fact["text"] for fact in facts if fact["text"].startswith("*May decide*")).partition("\n")[2]
+
+
+def test_a_card_names_who_cannot_approve_as_the_vote_decides_it() -> None:
+    """A gate of tier high said "every approver", and an agent's action "not who asked"; both were untrue."""
+    assert deciders() == deciders(kind="gate", tier="high") == "any approver except `admin`"
+    assert deciders(kind="gate") == deciders(session_id=ID) == "any approver"
+    assert deciders(session_id=ID, edited_by=[f"ann:{ID}"]) == "any approver except `ann`"
+    escalated = {"approvers": ["finance"], "escalate_to": ["directors"], "escalated_at": NOW}
+    assert deciders(**escalated) == "`directors` or `finance` except `admin`"

@@ -58,7 +58,9 @@ async def connection(shared_url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(shared_url)
     transaction = connection.transaction()
     await transaction.start()
-    await connection.execute("INSERT INTO interlock.tenant (id, name, created_at) VALUES (gen_random_uuid(), 'one', now())")
+    await connection.execute(
+        "INSERT INTO interlock.tenant (id, name, created_at) VALUES (gen_random_uuid(), 'one', now())"
+    )
     yield connection
     await transaction.rollback()
     await connection.close()
@@ -391,7 +393,9 @@ async def test_a_job_is_one_deeper_than_its_parent_and_no_deeper_than_five(conne
 
 async def test_a_child_belongs_to_its_parents_tenant(connection: Any) -> None:
     parent = (await insert(connection, JOB, "pending"))["id"]
-    other = await connection.fetchval("INSERT INTO interlock.tenant VALUES (gen_random_uuid(), 'two', now()) RETURNING id")
+    other = await connection.fetchval(
+        "INSERT INTO interlock.tenant VALUES (gen_random_uuid(), 'two', now()) RETURNING id"
+    )
     async with refused(connection, error=asyncpg.ForeignKeyViolationError):
         await insert(connection, JOB, "pending", depth="1", parent_job_id=f"'{parent}'", tenant_id=f"'{other}'")
 
@@ -435,7 +439,11 @@ async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_
         }
         begins = {(None, None, None), (None, "create", expected.STATES[machine][0])}
         assert taken == begins | set(expected.TABLES[machine])
-    for change in ("UPDATE interlock.resource_event SET actor = 'you'", "DELETE FROM interlock.resource_event", "TRUNCATE resource_event"):
+    for change in (
+        "UPDATE interlock.resource_event SET actor = 'you'",
+        "DELETE FROM interlock.resource_event",
+        "TRUNCATE resource_event",
+    ):
         async with refused(connection, "append-only"):
             await connection.execute(change)
 
@@ -529,13 +537,22 @@ async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -
         approval_id, tenant, run_id,
     )  # fmt: skip
     await connection.execute(
-        "INSERT INTO interlock.vote (approval_id, voter, decision, at) VALUES ($1, 'ann', 'approved', now())", approval_id
+        "INSERT INTO interlock.vote (approval_id, voter, decision, at) VALUES ($1, 'ann', 'approved', now())",
+        approval_id,
     )
-    changes = ("UPDATE interlock.vote SET voter = 'bob'", "DELETE FROM interlock.vote", "TRUNCATE vote", "DELETE FROM interlock.run", "TRUNCATE run")
+    changes = (
+        "UPDATE interlock.vote SET voter = 'bob'",
+        "DELETE FROM interlock.vote",
+        "TRUNCATE vote",
+        "DELETE FROM interlock.run",
+        "TRUNCATE run",
+    )
     for change in changes:
         async with refused(connection, "append-only"):
             await connection.execute(change)
-    await connection.execute("UPDATE interlock.vote SET decision = 'rejected'")  # ann may change her mind while it is open
+    await connection.execute(
+        "UPDATE interlock.vote SET decision = 'rejected'"
+    )  # ann may change her mind while it is open
     await connection.execute("UPDATE interlock.approval SET status = 'rejected', resolved_at = now()")
     async with refused(connection, "append-only"):
         await connection.execute("UPDATE interlock.vote SET decision = 'approved'")

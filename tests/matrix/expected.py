@@ -88,7 +88,7 @@ EXPECTED: dict[str, Rule] = {
     "POST /api/runs/{run_id}/cancel": Rule(P.STOP, W),
     "GET /api/runs/{run_id}/events": Rule(P.READ, W),
     "GET /api/runs/{run_id}/evidence": Rule(P.READ, W, own=409),
-    "POST /api/runs/{run_id}/interrupt": Rule(P.STOP, W),
+    "POST /api/runs/{run_id}/interrupt": Rule(P.START, W, own=403),
     "GET /api/runs/{run_id}/receipts": Rule(P.READ, W),
     "POST /api/runs/{run_id}/retry": Rule(P.START, W),
     "GET /api/schedules": Rule(P.READ, L),

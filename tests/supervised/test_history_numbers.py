@@ -40,7 +40,9 @@ async def test_a_statement_that_waited_for_a_worker_gives_the_number_after_that_
             await asyncio.sleep(0)
     await other.execute("COMMIT")
     await moving
-    lines = await rig.sql("SELECT seq, type FROM interlock.resource_event WHERE subject_id = $1 ORDER BY seq", worker.me.id)
+    lines = await rig.sql(
+        "SELECT seq, type FROM interlock.resource_event WHERE subject_id = $1 ORDER BY seq", worker.me.id
+    )
     assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
     assert [line["type"] for line in lines][-2:] == ["worker_note", "worker_transition"]
 

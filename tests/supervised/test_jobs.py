@@ -26,7 +26,12 @@ async def nothing_leaks(rig: Rig) -> None:
     """Check that ended jobs leave no reservation, no lane and no count."""
     await rig.sweep()
     assert await rig.sql("SELECT id FROM interlock.worker WHERE job_id IS NOT NULL") == []
-    assert await rig.sql("SELECT pool FROM interlock.queue JOIN interlock.job ON job.id = queue_id WHERE job.completed_at IS NOT NULL") == []
+    assert (
+        await rig.sql(
+            "SELECT pool FROM interlock.queue JOIN interlock.job ON job.id = queue_id WHERE job.completed_at IS NOT NULL"
+        )
+        == []
+    )
     assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
     nobody_served_two_jobs(await rig.sql("SELECT * FROM interlock.resource_event ORDER BY subject_id, seq"))
 
@@ -302,7 +307,9 @@ async def test_a_tree_that_is_canceled_at_its_root_is_canceled_everywhere(shop: 
     await shop.hold.inside()
     answer = await rig.http().post(f"/api/jobs/{root}/cancel", json={"reason": "enough"})
     assert answer.json()["status"] == "canceled"
-    states = {row["status"]: row["n"] for row in await rig.sql("SELECT status, count(*) AS n FROM interlock.job GROUP BY 1")}
+    states = {
+        row["status"]: row["n"] for row in await rig.sql("SELECT status, count(*) AS n FROM interlock.job GROUP BY 1")
+    }
     assert states == {"canceled": 40}
     async with asyncio.timeout(5):
 
@@ -421,7 +428,9 @@ async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_lane(rig: Rig, 
     await shop.job_until(job_id, "completed")
     (actor,) = (worker.me.actor for worker in (mine, other) if worker.me.id == reserved)
     for run in await runs_of(rig, job_id):
-        rows = await rig.sql("SELECT DISTINCT actor FROM interlock.journal_entry WHERE run_id = $1 AND step > ''", run["id"])
+        rows = await rig.sql(
+            "SELECT DISTINCT actor FROM interlock.journal_entry WHERE run_id = $1 AND step > ''", run["id"]
+        )
         assert [row["actor"] for row in rows] == [actor]
     for run_id in plain:
         await rig.until(run_id, "succeeded")

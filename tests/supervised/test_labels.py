@@ -23,7 +23,9 @@ steps:
 
 
 async def actors(rig: Rig, run_id: UUID) -> dict[str, str]:
-    rows = await rig.sql("SELECT step, actor FROM interlock.journal_entry WHERE run_id = $1 AND event = 'succeed' AND step > ''", run_id)
+    rows = await rig.sql(
+        "SELECT step, actor FROM interlock.journal_entry WHERE run_id = $1 AND event = 'succeed' AND step > ''", run_id
+    )
     return {row["step"]: row["actor"] for row in rows}
 
 
@@ -37,7 +39,10 @@ async def test_a_step_with_a_label_is_done_by_a_worker_that_has_it_and_the_other
     run_id = await rig.start("mixed")
 
     async def is_in_the_lane() -> bool:
-        rows = await rig.sql("SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1", run_id)
+        rows = await rig.sql(
+            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
+            run_id,
+        )
         return [row["pool"] for row in rows] == ["gpu"]
 
     await until(is_in_the_lane)
@@ -154,7 +159,10 @@ async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(sho
     await rig.http().post(f"/api/supervisor/workers/{both.me.id}/terminate")
 
     async def is_in_the_lane() -> bool:
-        rows = await rig.sql("SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1", run_id)
+        rows = await rig.sql(
+            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
+            run_id,
+        )
         return [row["pool"] for row in rows] == ["gpu"]
 
     await until(is_in_the_lane)

@@ -40,9 +40,7 @@ async def a_worker(rig: Rig, state: str) -> UUID:
 
 
 async def order(rig: Rig, worker_id: UUID, event: WorkerEvent) -> Any:
-    return await rig.database.run_in_transaction(
-        lambda tx: workers.order(tx, "test", worker_id, event, "why")
-    )
+    return await rig.database.run_in_transaction(lambda tx: workers.order(tx, "test", worker_id, event, "why"))
 
 
 async def test_of_all_pairs_of_worker_states_and_events_exactly_those_in_the_table_pass(rig: Rig) -> None:

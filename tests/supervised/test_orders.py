@@ -47,7 +47,9 @@ async def test_a_paused_worker_finishes_its_step_gives_the_run_back_and_takes_no
     async with rig.worker():
         assert (await rig.until(run_id))["status"] == "succeeded"
         assert (await rig.until(other))["status"] == "succeeded"
-    holders = {row["actor"] for row in await rig.sql("SELECT actor FROM interlock.journal_entry WHERE run_id = $1", other)}
+    holders = {
+        row["actor"] for row in await rig.sql("SELECT actor FROM interlock.journal_entry WHERE run_id = $1", other)
+    }
     assert worker.me.actor not in holders
     await tell(rig, worker.me.id, "resume")
     assert (await rig.until(await rig.start("two")))["status"] == "succeeded"
@@ -242,7 +244,9 @@ async def test_a_silent_worker_is_terminated_when_its_time_is_over(shop: Shop, r
     rig.clock.advance(2)
     await rig.sweep()
     assert await shop.status(worker_id) == "terminated"
-    (line,) = await rig.sql("SELECT * FROM interlock.resource_event WHERE subject_id = $1 AND event = 'terminate'", worker_id)
+    (line,) = await rig.sql(
+        "SELECT * FROM interlock.resource_event WHERE subject_id = $1 AND event = 'terminate'", worker_id
+    )
     assert (line["actor"], line["reason"]) == (workers.SWEEP, "heartbeat lost")
 
 

@@ -40,7 +40,9 @@ async def test_jobs_end_whatever_becomes_of_their_workers(shop: Shop, rig: Rig) 
         hurting.cancel()
     rows = await rig.sql("SELECT status, reason FROM interlock.job WHERE id = ANY($1)", ids)
     assert {row["status"] for row in rows} == {"completed"}, [tuple(row) for row in rows]
-    (runs,) = await rig.sql("SELECT count(*) AS n, count(*) FILTER (WHERE status = 'succeeded') AS well FROM interlock.run")
+    (runs,) = await rig.sql(
+        "SELECT count(*) AS n, count(*) FILTER (WHERE status = 'succeeded') AS well FROM interlock.run"
+    )
     assert (runs["n"], runs["well"]) == (48, 48)
     await nothing_leaks(rig)
     lines = await rig.sql("SELECT * FROM interlock.resource_event ORDER BY subject_id, seq")

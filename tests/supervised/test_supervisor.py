@@ -222,7 +222,11 @@ async def test_a_step_that_kills_its_worker_is_given_up_and_others_are_done(
         poison, harmless = await rig.start("poison"), await rig.start("sleep", {"seconds": 0})
 
         async def over() -> Any:
-            return [row for row in await rig.sql("SELECT id, status, reason FROM interlock.run") if row["status"] == "failed"]
+            return [
+                row
+                for row in await rig.sql("SELECT id, status, reason FROM interlock.run")
+                if row["status"] == "failed"
+            ]
 
         [row] = await until(over, 90)
         assert (row["id"], row["reason"]) == (poison, "orphaned")

@@ -80,7 +80,7 @@ async def test_questions_are_answered_as_they_come(engine: Engine) -> None:
 async def test_a_fake_is_validated_and_judged_like_the_tool(engine: Engine) -> None:
     act = engine.fake("t.act", "done")
     await engine.apply("name: wrong\nsteps:\n  - {id: a, tool: t.act, input: {what: 5}}")
-    assert "what: Input should be a valid string" in (await engine.run("wrong")).error["message"]
+    assert "what: expected a string" in (await engine.run("wrong")).error["message"]
     await engine.policy('@id("no") forbid(principal, action, resource);')
     run = await engine.run("nap", {"for": 0})
     assert (run.reason, act.calls) == ("policy_denied", [])
@@ -97,6 +97,8 @@ async def test_a_fake_answers_what_the_test_says(engine: Engine) -> None:
 async def test_a_fake_of_no_tool_needs_a_signature(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"no tool t\.new is registered; import the module"):
         engine.fake("t.new", 1)
+    with pytest.raises(Invalid, match=r"no tool t\.actt is registered; did you mean `t\.act`\?"):
+        engine.fake("t.actt", 1)
     engine.fake("t.new", does=lambda what: what, writes=True)
     assert engine.tools.find("t.new") is not None
     with pytest.raises(Invalid, match="writes cannot be said of it again"):

@@ -117,7 +117,10 @@ async def test_a_bad_signature_is_refused(rig: Rig, apply: Apply, headers: dict[
     raw = {name: value.encode("latin-1") for name, value in headers.items()}
     answer = await from_github(rig, "push", headers=raw)  # type: ignore[arg-type]
     assert (answer.status_code, answer.json()["code"]) == (401, "SIGNATURE_INVALID")
-    assert (await runs(rig), await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'github'")) == ([], [])
+    assert (await runs(rig), await rig.sql("SELECT * FROM interlock.idempotency_record WHERE source = 'github'")) == (
+        [],
+        [],
+    )
 
 
 async def test_a_signature_with_another_secret_is_refused(rig: Rig, apply: Apply) -> None:
@@ -362,9 +365,7 @@ async def test_an_event_is_not_lost_when_its_first_delivery_is_rolled_back(
     monkeypatch.setattr(triggers, "_PATIENCE_SECONDS", 0.05)
     await apply(**HOOK)
     async with rig.database.transaction() as tx:
-        await tx.fetch(
-            "begin_requests", rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, None, 60.0
-        )
+        await tx.fetch("begin_requests", rig.admin.tenant_id, ["github:d1:hook"], "github", [b"x"], 60.0, None, 60.0)
         answer = await from_github(rig, "push", delivery="d1")
         assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_CONFLICT")
         await tx.connection.execute("DELETE FROM interlock.idempotency_record")

@@ -52,7 +52,9 @@ def hold(rig: Rig) -> Hold:
 
 
 async def in_flight(rig: Rig) -> dict[UUID, int]:
-    return {row["tenant_id"]: row["in_flight"] for row in await rig.sql("SELECT tenant_id, in_flight FROM interlock.queue")}
+    return {
+        row["tenant_id"]: row["in_flight"] for row in await rig.sql("SELECT tenant_id, in_flight FROM interlock.queue")
+    }
 
 
 async def lane_is_clean(rig: Rig) -> None:
@@ -79,7 +81,9 @@ async def test_two_workers_never_run_the_same_step_twice(rig: Rig) -> None:
         runs = [await rig.until(run_id) for run_id in ids]
     assert {run["status"] for run in runs} == {"succeeded"}
     assert len(calls) == 360 and set(calls.values()) == {1}
-    rows = await rig.sql("SELECT actor, count(*) AS n FROM interlock.journal_entry WHERE event = 'start' GROUP BY actor")
+    rows = await rig.sql(
+        "SELECT actor, count(*) AS n FROM interlock.journal_entry WHERE event = 'start' GROUP BY actor"
+    )
     assert {row["actor"] for row in rows} == {one.me.actor, two.me.actor}
     await lane_is_clean(rig)
 
@@ -167,7 +171,9 @@ async def test_a_full_worker_shares_its_time_however_large_it_is(rig: Rig, capac
         await asyncio.wait_for(done.wait(), 5)
 
 
-WAITING_FOR_GPU = "SELECT FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE pool = 'gpu'"
+WAITING_FOR_GPU = (
+    "SELECT FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE pool = 'gpu'"
+)
 GPU = "{name: g, steps: [{id: a, tool: t.gpu, runs_on: gpu}]}"
 
 
@@ -500,11 +506,19 @@ async def test_a_lost_worker_cannot_write_and_changes_nothing(rig: Rig, hold: Ho
     done = Entry(4, "run_completed", me.actor, None, "running", "fail", "failed", data={"reason": "terminal_error"})
     rig.clock.advance(6)
     await rig.sweep()
-    before = (await rig.journal(run_id), await rig.sql("SELECT * FROM interlock.run"), await rig.sql("SELECT * FROM interlock.queue"))
+    before = (
+        await rig.journal(run_id),
+        await rig.sql("SELECT * FROM interlock.run"),
+        await rig.sql("SELECT * FROM interlock.queue"),
+    )
     ending = LeaseRelease(RunState.FAILED, done, RunReason.TERMINAL_ERROR)
     for change in (change_of(row, late), change_of(row, late, done, release=ending), change_of(row, release=ending)):
         assert not await by_hand(rig, me, change)
-    after = (await rig.journal(run_id), await rig.sql("SELECT * FROM interlock.run"), await rig.sql("SELECT * FROM interlock.queue"))
+    after = (
+        await rig.journal(run_id),
+        await rig.sql("SELECT * FROM interlock.run"),
+        await rig.sql("SELECT * FROM interlock.queue"),
+    )
     assert after == before
     run = await rig.work_until(run_id)
     assert (run["status"], run["step"]["a"]["output"]) == ("succeeded", "held")

@@ -137,7 +137,7 @@ async def test_wrong_input_is_terminal_and_readable_and_the_tool_is_not_called(b
     failed = await bench.failure(input={"amount": "ten"})
     assert not failed.retryable
     assert failed.error["type"] == "Terminal"
-    assert failed.error["message"].startswith("input of t.do is not valid: amount: Input should be a valid integer")
+    assert failed.error["message"].startswith("input of t.do is not valid: amount: expected a whole number")
 
 
 async def test_input_that_has_no_value_is_terminal_and_names_the_expression(bench: Bench) -> None:

@@ -157,7 +157,9 @@ async def test_no_step_begins_after_the_local_lease(rig: Rig, line: Line) -> Non
                 await asyncio.sleep(0.01)
         assert begun == []
         line.is_cut = False
-        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", first.id)
+        await rig.sql(
+            "UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", first.id
+        )
         await rig.sweep()
         assert (await rig.until(run_id))["status"] == "succeeded"
         assert begun == [worker.me]
@@ -258,7 +260,9 @@ async def _watch(rig: Rig, named: float) -> None:
         beats, began = set(), time.monotonic()
         while time.monotonic() - began < 1.5 * LEASE_SECONDS or metrics.loop_blocked._value.get() == named:
             assert time.monotonic() - began < 20
-            (row,) = await database.pool.fetch("SELECT heartbeat_at FROM interlock.worker WHERE stopped_at IS NULL LIMIT 1")
+            (row,) = await database.pool.fetch(
+                "SELECT heartbeat_at FROM interlock.worker WHERE stopped_at IS NULL LIMIT 1"
+            )
             beats.add(row["heartbeat_at"])
             await asyncio.sleep(0.05)
         await reclaim_lost(database)

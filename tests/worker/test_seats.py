@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 from dataclasses import asdict
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -118,7 +118,9 @@ async def test_a_run_goes_straight_to_a_worker_with_nothing_to_do(rig: Rig, hold
             run = await rig.until(run_id)
             assert (run["status"], run["input"], claimed) == ("succeeded", {"charge": "ch_1"}, [])
             await until_seated(rig, worker)
-        rows = await rig.sql("SELECT seq, actor, token FROM interlock.journal_entry WHERE run_id = $1 ORDER BY seq", run_id)
+        rows = await rig.sql(
+            "SELECT seq, actor, token FROM interlock.journal_entry WHERE run_id = $1 ORDER BY seq", run_id
+        )
         assert [(row["seq"], row["token"]) for row in rows] == [(1, 0), (2, 1), (3, 1), (4, 1)]
         assert rows[1]["actor"] == worker.me.actor
     assert (await rig.journal(run_id))[1] == "run: pending -start-> running"
@@ -486,7 +488,9 @@ async def test_a_run_that_comes_between_two_lives_is_for_neither(
         async with asyncio.timeout(20):
             while worker.me == old:  # noqa: ASYNC110 — only its id shows it
                 await asyncio.sleep(0.005)
-        await rig.sql("UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id)
+        await rig.sql(
+            "UPDATE interlock.worker SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE id = $1", old.id
+        )
         await rig.sweep()
         assert (await rig.until(run_id))["status"] == "succeeded"
 
@@ -585,9 +589,7 @@ async def test_a_run_that_comes_while_the_database_is_asked_is_not_taken_twice(
 
     taken: list[UUID] = []
     take_up = Worker.start_driver
-    monkeypatch.setattr(
-        Worker, "start_driver", lambda w, rows: (taken.extend(r.id for r in rows), take_up(w, rows))[1]
-    )
+    monkeypatch.setattr(Worker, "start_driver", lambda w, rows: (taken.extend(r.id for r in rows), take_up(w, rows))[1])
     async with free_worker(rig) as worker:
         monkeypatch.setattr(leases, "leases_of", leases_of)
         heard: asyncio.Queue[str] = asyncio.Queue()

@@ -1,6 +1,5 @@
 """/api/tenants, /api/usage, /api/keys, /api/tools, /api/flows"""
 
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 

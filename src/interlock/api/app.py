@@ -2,14 +2,16 @@
 
 import contextlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import orjson
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -152,7 +154,8 @@ def problem_of(request: Request, error: Exception) -> InterlockError:
 
 
 def _of_invalid(request: Request, error: RequestValidationError) -> InterlockError:
-    faults = [_fault(each) for each in error.errors()]
+    known = _fields_of_body(request)
+    faults = [_fault(each, known) for each in error.errors()]
     if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
         return Invalid("the body was not read as JSON: send it with Content-Type: application/json", errors=faults)
     # A caller of /runs/nope sent an address and not a field, so the `path.` prefix is left out.
@@ -160,11 +163,20 @@ def _of_invalid(request: Request, error: RequestValidationError) -> InterlockErr
     return Invalid(detail, errors=faults)
 
 
-def _fault(found: dict[str, Any]) -> dict[str, str]:
+def _fields_of_body(request: Request) -> Collection[str]:
+    route = request.scope.get("route")
+    body = route.body_field.field_info.annotation if isinstance(route, APIRoute) and route.body_field else None
+    return body.model_fields if isinstance(body, type) and issubclass(body, BaseModel) else ()
+
+
+def _fault(found: dict[str, Any], known: Collection[str]) -> dict[str, str]:
     if found["type"] == "json_invalid":  # the location is a character position and not a field
         where = found["loc"][-1]
         return {"path": "body", "message": f"it is not JSON: {found['ctx']['error']} (at character {where})"}
-    return {"path": _readable(".".join(str(part) for part in found["loc"])), "message": wrong(found)}
+    return {
+        "path": _readable(".".join(str(part) for part in found["loc"])),
+        "message": wrong(found, known=known if found["loc"][:-1] == ("body",) else ()),
+    }
 
 
 def _readable(path: str) -> str:

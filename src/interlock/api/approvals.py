@@ -49,12 +49,16 @@ async def show(approval_id: ApprovalId, found: Ctx, who: Caller) -> Response:
 
 
 @router.post("/{approval_id}/approve", response_model=Approval)
-async def approve(approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Decide | None = None) -> Response:
+async def approve(
+    approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Decide | None = None
+) -> Response:
     return await decide_one(approval_id, request, found, who, body or Decide(), approves=True)
 
 
 @router.post("/{approval_id}/reject", response_model=Approval)
-async def reject(approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Reject | None = None) -> Response:
+async def reject(
+    approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Reject | None = None
+) -> Response:
     return await decide_one(approval_id, request, found, who, body or Reject(), approves=False)
 
 
@@ -102,9 +106,7 @@ async def decide_one(
     async def work(tx: Tx) -> StoredResponse:
         said: dict[str, Any] = {"reason": body.reason, "digest": body.digest}
         if patch is not None:
-            row = await approvals.edit(
-                tx, found.plans, found.policies, who, approval_id, patch=patch, **said
-            )
+            row = await approvals.edit(tx, found.plans, found.policies, who, approval_id, patch=patch, **said)
         else:
             row = await approvals.decide(tx, found.plans, who, approval_id, approves=approves, **said)
         view = approval_view(row, await tx.fetch("votes_on", [approval_id]), who)

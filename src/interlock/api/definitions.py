@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.dependencies import YAML, AppContext, Caller, Ctx, Json, Limit, decode_cursor, idempotent_write, page
+from interlock.api.known_tools import AllowUnknownTools
 from interlock.api.views import agent_view, dump, workflow_view
 from interlock.compute import pool
 from interlock.definition import Fault, Plan, parse, parse_agent
@@ -25,9 +26,6 @@ from interlock.wire import Agent, Page, Workflow
 router = APIRouter(prefix="/api")
 
 Version = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
-AllowUnknownTools = Annotated[
-    bool, Query(description="Accept tools that this server does not have, for steps that only some workers can run.")
-]
 
 
 @router.post("/workflows", status_code=201, response_model=Workflow, tags=["workflows"], openapi_extra=YAML)

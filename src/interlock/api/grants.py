@@ -1,10 +1,10 @@
 """/api/grants"""
 
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from interlock.api.dependencies import Caller, Ctx, Json, idempotent_write
+from interlock.api.known_tools import AllowUnknownTools, require_known_tool
 from interlock.api.views import dump, grant_view
 from interlock.engine.approvals import grants
 from interlock.engine.ingress.idempotency import StoredResponse
@@ -19,13 +19,16 @@ router = APIRouter(prefix="/api/grants", tags=["grants"])
 
 
 @router.post("", status_code=201, response_model=Grant)
-async def give(body: NewGrant, request: Request, found: Ctx, who: Caller) -> Response:
+async def give(
+    body: NewGrant, request: Request, found: Ctx, who: Caller, allow_unknown_tools: AllowUnknownTools = False
+) -> Response:
     """Approve in advance calls of one tool with fixed arguments, for a limited time."""
     who.require(Permission.APPROVE)
     _check_names(found.policies.tools.of_tenant(who.tenant).find(body.tool), body)
     grant_id = uuid7()
 
     async def work(tx: Tx) -> StoredResponse:
+        require_known_tool(found, who, body.tool, allow_unknown=allow_unknown_tools)
         row = await grants.give(
             tx, who, GrantId(grant_id), tool=body.tool, arguments=body.arguments, tier=body.tier,
             expires_in=body.expires_in, reason=body.reason,
@@ -36,10 +39,7 @@ async def give(body: NewGrant, request: Request, found: Ctx, who: Caller) -> Res
 
 
 def _check_names(tool: RegisteredTool | None, body: NewGrant) -> None:
-    """Reject unknown argument names: a grant with a misspelt argument would never match.
-
-    An unknown tool is accepted, because a worker elsewhere may have it.
-    """
+    """Reject unknown argument names: a grant with a misspelt argument would never match."""
     if tool is None or tool.input_schema.get("additionalProperties") is not False:
         return
     known = tool.input_schema.get("properties", {})

@@ -77,9 +77,9 @@ async def evaluate(body: Evaluate, found: Ctx, who: Caller) -> Response:
 
 
 async def judged(found: AppContext, who: Principal, body: Evaluate) -> dict[str, Any]:
-    tool = found.policies.tools.of_tenant(who.tenant).find(body.tool)
-    if tool is None:
-        raise Invalid(f"no tool {body.tool} here; the server loads those of INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
+    tools = found.policies.tools.of_tenant(who.tenant)
+    if (tool := tools.find(body.tool)) is None:
+        raise NotFound(tools.missing(body.tool), code="TOOL_NOT_FOUND")
     try:
         arguments = tool.validated(body.input)
         # Without a salt, so that secrets are not hashed: hashes of chosen values would reveal which values others use.

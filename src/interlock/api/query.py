@@ -7,9 +7,9 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from interlock.definition.diagnostics import suggestion
 from interlock.errors import Invalid
 from interlock.visible import visible_text
+from interlock.wire.validation_errors import suggestion
 
 
 async def known_query(request: Request) -> None:

@@ -1,6 +1,5 @@
 """/api/receipts, and a run's receipts"""
 
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 

@@ -229,9 +229,7 @@ async def approve(
     said = body or ApproveRequest()
 
     async def work(tx: Tx) -> StoredResponse:
-        await approvals.approve_run(
-            tx, found.plans, who, run_id, reason=said.reason, digest=said.digest
-        )
+        await approvals.approve_run(tx, found.plans, who, run_id, reason=said.reason, digest=said.digest)
         return await _answer(tx, found, await runs.get(tx, who, run_id))
 
     return await idempotent_write(found, who, request, work)
@@ -251,10 +249,15 @@ async def cancel(
 async def interrupt(
     run_id: RunId, request: Request, found: Ctx, who: Caller, body: CancelRequest | None = None
 ) -> Response:
-    who.require(Permission.STOP)
-    return await idempotent_write(
-        found, who, request, lambda tx: stop_run(tx, found, who, run_id, body, interrupt=True)
-    )
+    """Interrupt a run. The key that asked for the run may do so, including an agent's key."""
+    who.require(Permission.START)
+
+    async def work(tx: Tx) -> StoredResponse:
+        if (await runs.get(tx, who, run_id)).requested_by != who.actor:
+            who.require(Permission.STOP)
+        return await stop_run(tx, found, who, run_id, body, interrupt=True)
+
+    return await idempotent_write(found, who, request, work)
 
 
 async def stop_run(

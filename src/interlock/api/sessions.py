@@ -122,7 +122,12 @@ async def interrupt(
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/approve", response_model=Approval, tags=["sessions"])
 async def approve(
-    session_id: SessionId, approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Decide | None = None
+    session_id: SessionId,
+    approval_id: ApprovalId,
+    request: Request,
+    found: Ctx,
+    who: Caller,
+    body: Decide | None = None,
 ) -> Response:
     """Approve an approval of this session only. Otherwise like approving at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
@@ -131,7 +136,12 @@ async def approve(
 
 @router.post("/sessions/{session_id}/approvals/{approval_id}/reject", response_model=Approval, tags=["sessions"])
 async def reject(
-    session_id: SessionId, approval_id: ApprovalId, request: Request, found: Ctx, who: Caller, body: Reject | None = None
+    session_id: SessionId,
+    approval_id: ApprovalId,
+    request: Request,
+    found: Ctx,
+    who: Caller,
+    body: Reject | None = None,
 ) -> Response:
     """Reject an approval of this session only. Otherwise like rejecting at /api/approvals."""
     await _require_part(found, who, session_id, approval_id)
@@ -227,16 +237,16 @@ def _place(text: str | None) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _entries_after(found: AppContext, session_id: SessionId, place: tuple[int, int], *, until_idle: bool) -> streams.More:
+def _entries_after(
+    found: AppContext, session_id: SessionId, place: tuple[int, int], *, until_idle: bool
+) -> streams.More:
     """Return the entries after a place, across the runs of the session."""
     watch, idle = streams.Watch(), False
 
     async def more(news: asyncio.Event) -> list[bytes] | None:
         nonlocal place, idle
         if watch.is_due():
-            rows = await found.database.fetch(
-                "watch_session", session_id, streams.WATCH_SECONDS
-            )
+            rows = await found.database.fetch("watch_session", session_id, streams.WATCH_SECONDS)
             found.follower.listen(news, rows[0]["id"] if rows else None)
             if not rows:
                 watch.forget()

@@ -41,6 +41,7 @@ from interlock.store.pool import Row, Tx
 from interlock.telemetry import log
 from interlock.wire import (
     VOTE_RECORDED,
+    EmptyBody,
     Initiator,
     Page,
     SlackChannel,
@@ -228,9 +229,7 @@ async def _decide(
     who.require(Permission.APPROVE)
 
     async def work(tx: Tx) -> str | None:
-        row = await approvals.decide(
-            tx, found.plans, who, approval_id, approves=approves, digest=digest, reason=reason
-        )
+        row = await approvals.decide(tx, found.plans, who, approval_id, approves=approves, digest=digest, reason=reason)
         votes = await approvals.votes_on(tx, [row])
         if row["status"] == ApprovalState.REQUESTED:
             return VOTE_RECORDED
@@ -288,9 +287,7 @@ async def _link(found: AppContext, form: dict[str, str], words: list[str]) -> st
     if not (team_id and user_id and words):
         raise Invalid("send the code that `interlock slack link` prints: `/interlock link CODE`")
     code = "".join(words)
-    who = await found.database.run_in_transaction(
-        lambda tx: slack_links.link(tx, code, team_id, user_id)
-    )
+    who = await found.database.run_in_transaction(lambda tx: slack_links.link(tx, code, team_id, user_id))
     return f"From here you act as *{escape(who.name, 100)}* ({who.role}) in tenant {escape(who.tenant, 100)}."
 
 
@@ -424,7 +421,7 @@ def _uuid(text: str) -> UUID:
 
 
 @router.post("/api/slack/link-codes", status_code=201, response_model=SlackLinkCode)
-async def make_link_code(found: Ctx, who: Caller) -> Response:
+async def make_link_code(found: Ctx, who: Caller, body: EmptyBody | None = None) -> Response:
     """Create a code for the caller's key.
 
     After a Slack user sends `/interlock link CODE`, that user acts with the key.
@@ -471,18 +468,14 @@ async def list_teams(found: Ctx, who: Caller) -> Response:
 async def offer_team(team_id: TeamId, body: SlackOffer, request: Request, found: Ctx, who: Caller) -> Response:
     """Offer a Slack team of this tenant to another tenant. Nothing changes until an admin of that tenant accepts."""
     who.require(Permission.ADMINISTER)
-    return await _change_team(
-        found, who, request, team_id, lambda tx: slack_links.offer(tx, who, team_id, body.tenant)
-    )
+    return await _change_team(found, who, request, team_id, lambda tx: slack_links.offer(tx, who, team_id, body.tenant))
 
 
 @router.post("/api/slack/teams/{team_id}/accept", response_model=SlackTeam)
 async def accept_team(team_id: TeamId, request: Request, found: Ctx, who: Caller) -> Response:
     """Accept a Slack team that another tenant offered. Users of both tenants may then act from it."""
     who.require(Permission.ADMINISTER)
-    return await _change_team(
-        found, who, request, team_id, lambda tx: slack_links.accept(tx, who, team_id)
-    )
+    return await _change_team(found, who, request, team_id, lambda tx: slack_links.accept(tx, who, team_id))
 
 
 @router.delete("/api/slack/teams/{team_id}", response_model=SlackTeam)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write
+from interlock.api.known_tools import AllowUnknownTools, require_known_tool
 from interlock.api.runs import stop_run, watched_until_settled
 from interlock.api.views import dump
 from interlock.engine.access.principal import Principal
@@ -32,7 +33,9 @@ _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @router.post("", status_code=200, response_model=ToolCall, responses={202: {"model": ToolCall}})
-async def create(body: NewToolCall, request: Request, found: Ctx, who: Caller) -> Response:
+async def create(
+    body: NewToolCall, request: Request, found: Ctx, who: Caller, allow_unknown_tools: AllowUnknownTools = False
+) -> Response:
     """Call one tool through the policy gate.
 
     Answers 200 with the result when the call has ended. Answers 202 when an approver has to decide first, or when the
@@ -44,6 +47,7 @@ async def create(body: NewToolCall, request: Request, found: Ctx, who: Caller) -
     plan, run_id = tool_calls.plan_for(body.tool, body.args), uuid7()
 
     async def work(tx: Tx) -> StoredResponse:
+        require_known_tool(found, who, body.tool, allow_unknown=allow_unknown_tools)
         await tool_calls.start(tx, found.database, who, RunId(run_id), body.tool, body.args, plan)
         return StoredResponse(201, dump({"id": run_id}), RunId(run_id))
 

@@ -62,8 +62,8 @@ async def compare_policy_versions(version: PolicyVersion, found: Ctx, who: Calle
     """Compare a version of the policy with another one, as a unified diff."""
     who.require(Permission.READ)
     before = max(version - 1, 0) if against is None else against
-    texts = [await policies.text_of(found.database, who.tenant_id, number) for number in (before, version)]
-    return Json(await _difference(who, "policy", before, version, *texts))
+    new, old = [await policies.text_of(found.database, who.tenant_id, number) for number in (version, before)]
+    return Json(await _difference(who, "policy", before, version, old, new))
 
 
 @router.post("/policy/rollback", response_model=Policy, tags=["policy"])
@@ -109,8 +109,8 @@ async def compare_workflow_versions(
     """Compare a version of a workflow with another one, as a unified diff of their YAML."""
     who.require(Permission.READ)
     before = version - 1 if against is None else against
-    old = (await _workflow(found, who, name, before))["source"] if before else None
     new = (await _workflow(found, who, name, version))["source"]
+    old = (await _workflow(found, who, name, before))["source"] if before else None
     texts = [await pool.run(who.tenant_id, as_yaml, source, True) if source else "" for source in (old, new)]
     return Json(await _difference(who, name, before, version, *texts))
 
@@ -133,10 +133,7 @@ def _policy_view(row: Row, in_force: int | None) -> dict[str, Any]:
 
 
 async def _workflow(found: AppContext, who: Principal, name: str, version: int) -> Row:
-    row = await found.database.row("get_workflow", who.tenant_id, name, version)
-    if row is None:
-        raise NotFound(f"There is no version {version} of workflow {name}.", code="WORKFLOW_NOT_FOUND")
-    return row
+    return await workflows.version_of(found.database, who.tenant_id, name, version)
 
 
 async def _difference(who: Principal, name: str, before: int, after: int, old: str, new: str) -> dict[str, Any]:

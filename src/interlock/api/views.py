@@ -10,7 +10,7 @@ from interlock.api.event_context import context_of
 from interlock.audit.redact import MARK
 from interlock.definition.mapping_reader import NOTHING
 from interlock.engine.access.principal import DEFAULT_TENANT, Principal, name_of
-from interlock.engine.approvals.approvals import approvers_needed, edits_of, why_cannot_vote
+from interlock.engine.approvals.approvals import approvers_needed, edits_of, excluded_from, question_of, why_cannot_vote
 from interlock.engine.queueing.jobs import Standing
 from interlock.engine.runs.runs import NewRun
 from interlock.flows import RegisteredFlow
@@ -241,7 +241,8 @@ def approval_view(row: Row, votes: list[Row], who: Principal) -> dict[str, Any]:
         },
         "requested_by": name_of(row["requested_by"]),
         "reason_required": row["reason_required"],
-        "approvers": list(row["approvers"]),
+        "approvers": sorted(question_of(row).groups),
+        "excluded": excluded_from(row),
         "receipt_id": row["receipt_id"],
         "votes": [
             {"by": name_of(v["voter"]), "decision": v["decision"], "reason": v["reason"], "at": v["at"]}

@@ -1,6 +1,5 @@
 """/api/workers, /api/supervisor"""
 
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -42,7 +41,9 @@ async def show(worker_id: WorkerId, found: Ctx, who: Caller) -> Response:
 
 
 @router.get("/workers/{worker_id}/events", response_model=Page[JobHistoryEvent])
-async def events(worker_id: WorkerId, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 500) -> Response:
+async def events(
+    worker_id: WorkerId, found: Ctx, who: Caller, cursor: str | None = None, limit: Limit = 500
+) -> Response:
     """Return the history of a worker: its transitions, and the jobs that it was reserved for and released from."""
     who.require(Permission.READ)
     if not who.is_operator:
@@ -105,7 +106,9 @@ async def resume(worker_id: WorkerId, request: Request, found: Ctx, who: Caller,
 
 
 @router.post("/supervisor/workers/{worker_id}/terminate", response_model=WorkerView)
-async def terminate(worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None) -> Response:
+async def terminate(
+    worker_id: WorkerId, request: Request, found: Ctx, who: Caller, body: Order | None = None
+) -> Response:
     """Terminate a worker at once. It can write nothing more, its process ends, and other workers take its runs."""
     response = await _order(found, who, request, worker_id, WorkerEvent.TERMINATE, body)
     # After the commit, so that the worker's earlier writes are visible. If this process dies first, the sweep does it.

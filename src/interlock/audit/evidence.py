@@ -9,7 +9,7 @@ question, which the result answers (`Trust`).
 import base64
 import binascii
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -317,10 +317,16 @@ def describe(statement: Mapping[str, Any]) -> list[EvidenceSection]:
         EvidenceSection("Input", _flat(told["input"])),
         EvidenceSection("Output", _flat(told["output"])),
         EvidenceSection("Error", _flat(told["error"]) if told["error"] != {"type": "null"} else []),
-        _table("Policy decisions", told["decisions"], "step", "answer", "tier", "rule_ids", "reason", "policy_digest"),
+        _table(
+            "Policy decisions", _decisions(told["decisions"]), "step", "judged", "answer", "tier", "rule_ids", "reason",
+            "policy_digest", "at",
+        ),
         _table("Approvals", told["approvals"], "step_key", "step", "status", "tier", "two_person", "resolved_at"),
         _table("Votes", _votes(told["approvals"]), "approval", "by", "decision", "reason", "at"),
-        _table("Receipts", told["receipts"], "step_key", "step", "tool", "status", "idempotency_key", "completed_at"),
+        _table(
+            "Receipts", _receipts(told["receipts"]), "step_key", "step", "tool", "sent", "answered", "status",
+            "idempotency_key", "completed_at",
+        ),
         _table("Cost", costs["by_model"], "provider", "model", "calls", "input_tokens", "output_tokens", "cost_usd"),
         EvidenceSection(
             "Journal",
@@ -334,8 +340,39 @@ def describe(statement: Mapping[str, Any]) -> list[EvidenceSection]:
         EvidenceSection(
             "Made", [("at", told["made_at"]), ("by", told["made_by"]), ("total cost", f"${costs['total_usd']}")]
         ),
-    ]
+    ]  # fmt: skip
     return [section for section in sections if section.rows]
+
+
+def _decisions(decisions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the decisions, with a mark on those that judge an approved action again before it begins."""
+    seen: set[tuple[Any, Any]] = set()
+    marked = []
+    for decision in decisions:
+        action = decision.get("step"), decision.get("action_digest")
+        marked.append({**decision, "judged": "again, before it began" if action in seen else "first"})
+        seen.add(action)
+    return marked if len(seen) < len(marked) else [dict(decision) for decision in decisions]
+
+
+def _receipts(receipts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the receipts with the values that the tools let readers see."""
+    parts = {"sent": "request_metadata", "answered": "response_metadata"}
+    shown = []
+    for receipt in receipts:
+        kept = {name: " ".join(_kept(receipt.get(part))) for name, part in parts.items()}
+        shown.append({**receipt, **{name: text for name, text in kept.items() if text}})
+    return shown
+
+
+def _kept(value: Any, name: str = "") -> Iterator[str]:
+    """Yield `name=value` for each value that is kept as it is."""
+    if isinstance(value, Mapping):
+        if not _is_metadata(value):
+            for key, member in value.items():
+                yield from _kept(member, f"{name}.{key}" if name else key)
+    elif value is not None:
+        yield f"{name or 'value'}={_text(value)}"
 
 
 def _votes(approvals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -355,11 +392,15 @@ def _flat(value: Any, name: str = "") -> list[tuple[str, ...]]:
     """Return metadata as lines of a dotted name and its description."""
     if not isinstance(value, Mapping):
         return [(name or "value", _text(value))]
-    if isinstance(value.get("type"), str) and value.keys() <= {"type", "size", "length", "hash", "items"}:
+    if _is_metadata(value):
         words = [str(value["type"]), *(f"{key} {value[key]}" for key in ("size", "length", "hash") if key in value)]
         items = [line for n, item in enumerate(value.get("items", ())) for line in _flat(item, f"{name}[{n}]")]
         return [(name or "value", ", ".join(words)), *items]
     return [line for key, member in value.items() for line in _flat(member, f"{name}.{key}" if name else key)]
+
+
+def _is_metadata(value: Mapping[str, Any]) -> bool:
+    return isinstance(value.get("type"), str) and value.keys() <= {"type", "size", "length", "hash", "items"}
 
 
 def _text(value: Any) -> str:

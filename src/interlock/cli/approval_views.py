@@ -90,7 +90,9 @@ def _time_left(approval: "Approval") -> str | None:
 
 
 def _who_decides(approval: "Approval") -> str:
-    who = f"members of {' or '.join(approval.approvers)}" if approval.approvers else "anybody who may approve"
+    who = f"members of {' or '.join(approval.approvers)}" if approval.approvers else "any approver"
+    if approval.excluded:
+        who = f"{who} except {' and '.join(approval.excluded)}"
     return visible(f"{who}; a reason is required" if approval.reason_required else who)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from interlock.cli import approval_views, formatting
 from interlock.cli.connection import connect
-from interlock.cli.exit_codes import INTERRUPTED, TIMED_OUT, WAITS_FOR_APPROVAL, example
+from interlock.cli.exit_codes import INTERRUPTED, TIMED_OUT, WAITS_FOR_APPROVAL, Unfinished, example
 from interlock.cli.parsing import parse_seconds, visible
 from interlock.lifecycle import ApprovalState, RunState, StepState
 
@@ -62,8 +62,14 @@ def chat(
     with connect(ctx) as client:
         talk = Talk(client, agent, session, auto_approve, once=message is not None, as_json=as_json)
         if message is not None:
-            with _stopping_after(parse_seconds(timeout, "--timeout") if timeout else None):
-                said_well = talk.say(message)
+            seconds = parse_seconds(timeout, "--timeout") if timeout else None
+            if seconds == 0:  # a timer of zero never rings
+                raise typer.BadParameter("expected more than 0s", param_hint="--timeout")
+            try:
+                with _stopping_after(seconds):
+                    said_well = talk.say(message)
+            except TimeoutError:
+                raise talk.timed_out() from None
             if not said_well:
                 raise typer.Exit(1)
             return
@@ -111,6 +117,8 @@ class Talk:
         self._once = once
         self._as_json = as_json
         self._out = formatting.console()
+        # The run of the last message.
+        self._run_id: str | None = None
         # Approvals that are left to other approvers.
         self._left: list[str] = []
 
@@ -131,6 +139,7 @@ class Talk:
         )  # fmt: skip
         self._session, self._agent = sent.session_id, None
         assert sent.run_id is not None
+        self._run_id = sent.run_id
         shown = Shown(self._out)
         after, interrupted = 0, False
         while True:
@@ -141,10 +150,6 @@ class Talk:
                     if event.type in ("approval_requested", "run_transition"):
                         self._end_if_it_waits(sent.run_id)
                 break
-            except TimeoutError:
-                typer.echo("interlock: The agent has not ended its turn in time. It goes on without you.", err=True)
-                typer.echo(f"To see how it ends, run: interlock run watch {sent.run_id}", err=True)
-                raise typer.Exit(TIMED_OUT) from None
             except KeyboardInterrupt:
                 if interrupted:  # the first interrupts the agent, the second ends this command
                     raise typer.Exit(INTERRUPTED) from None
@@ -152,17 +157,21 @@ class Talk:
                 self._interrupt(sent.run_id)
         return shown.ended_well
 
+    def timed_out(self) -> Unfinished:
+        if self._run_id is None:
+            return Unfinished(TIMED_OUT, "TIMED_OUT", "The server has not answered in time.")
+        message = "The agent has not ended its turn in time. Its run continues."
+        return Unfinished(TIMED_OUT, "TIMED_OUT", message, run_id=self._run_id, commands=[_to_watch(self._run_id)])
+
     def _end_if_it_waits(self, run_id: str) -> None:
         """End the command if the run waits for approvals that are left to other approvers."""
         if not self._left or self._client.run(run_id).status is not RunState.WAITING_APPROVAL:
             return
-        typer.echo("interlock: The run waits for an approval.", err=True)
-        for approval in self._client.approvals(status=ApprovalState.REQUESTED, run_id=run_id).items:
-            approve = f"approve {approval.id} --digest {approval.action.digest}"
-            command = f"interlock approval {f'show {approval.id}' if approval.kind == 'in_doubt' else approve}"
-            typer.echo(f"To continue, run: {visible(command)}", err=True)
-        typer.echo(f"To see how it ends, run: interlock run watch {run_id}", err=True)
-        raise typer.Exit(WAITS_FOR_APPROVAL)
+        waiting = self._client.approvals(status=ApprovalState.REQUESTED, run_id=run_id).items
+        raise Unfinished(
+            WAITS_FOR_APPROVAL, "WAITS_FOR_APPROVAL", "The run waits for an approval.",
+            run_id=run_id, commands=[*map(_to_decide, waiting), _to_watch(run_id)],
+        )  # fmt: skip
 
     def _interrupt(self, run_id: str) -> None:
         from interlock.client import ApiError
@@ -239,6 +248,19 @@ def _forget_typed() -> None:
     """Drop keys that were pressed before the question was on the screen, so that none of them answers it."""
     with suppress(termios.error, OSError, ValueError, AttributeError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
+def _to_decide(approval: "Approval") -> tuple[str, str]:
+    from interlock.journal import ApprovalKind
+
+    if approval.kind == ApprovalKind.IN_DOUBT:
+        return "To continue", f"interlock approval show {approval.id}"
+    who = "To continue" if approval.barred is None else "For another person to continue"
+    return who, f"interlock approval approve {approval.id} --digest {approval.action.digest}"
+
+
+def _to_watch(run_id: str) -> tuple[str, str]:
+    return "To see how it ends", f"interlock run watch {run_id}"
 
 
 def _can(approval: "Approval") -> dict[str, str]:

@@ -25,8 +25,8 @@ def refuse_unknown_variables() -> None:
     given = [name for name in os.environ if name.startswith("INTERLOCK_") and name not in _CLIENT]
     if not given:
         return
-    from interlock.definition.diagnostics import suggestion
     from interlock.settings import Settings, variable_of
+    from interlock.wire.validation_errors import suggestion
 
     known = _CLIENT | {variable_of(name) for name in Settings.model_fields}
     for name in sorted(given):
@@ -40,13 +40,14 @@ def read_settings(**flags: Any) -> "Settings":
     from pydantic import ValidationError
 
     from interlock.settings import Settings
+    from interlock.wire.validation_errors import wrong
 
     try:
         settings = Settings()
     except ValidationError as error:
         fault = error.errors()[0]
         name = "_".join(str(part) for part in fault["loc"]).upper()
-        raise typer.TyperException(f"INTERLOCK_{name}: {fault['msg']}") from error
+        raise typer.TyperException(f"INTERLOCK_{name}: {wrong(fault)}") from error
     return settings.model_copy(update={name: value for name, value in flags.items() if value is not None})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from interlock.cli.parsing import one_line
+from interlock.cli.parsing import one_line, visible
 from interlock.errors import InterlockError, Invalid
 
 INTERRUPTED = 130
@@ -19,6 +19,18 @@ STARTS_NOTHING = 3
 WAITS_FOR_APPROVAL = 4
 # `chat --timeout`: the run did not end in time.
 TIMED_OUT = 124
+
+
+class Unfinished(typer.TyperException):
+    """The command ended before the run did. `commands` lead to its end; each has words that say who runs it."""
+
+    def __init__(
+        self, exit_code: int, code: str, message: str, *, run_id: str | None = None,
+        commands: Sequence[tuple[str, str]] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.exit_code, self.code = exit_code, code
+        self.run_id, self.commands = run_id, commands
 
 
 def example(*lines: str) -> str:
@@ -48,8 +60,7 @@ class OneLine(TyperGroup):
             line, code = explain(error)
             if line:
                 wants_json = "--json" in (sys.argv[1:] if args is None else args)
-                said = json.dumps(_as_object(error, line)) if wants_json else f"interlock: {one_line(line)}"
-                typer.echo(said, err=True)
+                typer.echo(json.dumps(_as_object(error, line)) if wants_json else _as_text(error, line), err=True)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -86,6 +97,11 @@ def explain(error: Exception) -> tuple[str, int]:
             return f"unexpected {type(error).__name__}: {error} (INTERLOCK_TRACEBACK=1 shows where)", 1
 
 
+def _as_text(error: Exception, line: str) -> str:
+    commands = error.commands if isinstance(error, Unfinished) else ()
+    return "\n".join([f"interlock: {one_line(line)}", *(visible(f"{who}, run: {what}") for who, what in commands)])
+
+
 def _as_object(error: Exception, line: str) -> dict[str, Any]:
     """Return the error for programs: `code`, `detail`, and the HTTP `status` if a server answered."""
     from interlock.client import ApiError, Unreachable
@@ -93,6 +109,9 @@ def _as_object(error: Exception, line: str) -> dict[str, Any]:
     match error:
         case ApiError():
             return {"code": error.code, "detail": line, "status": error.status, **error.fields}
+        case Unfinished():
+            more = {"run_id": error.run_id, "commands": [command for _, command in error.commands]}
+            return {"code": error.code, "detail": line, "status": None, **more}
         case Unreachable():
             code = "UNREACHABLE"
         case InterlockError():
@@ -109,5 +128,17 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     ctx = getattr(error, "ctx", None)
-    message = error.format_message().replace(": Value error, ", ": ", 1)
+    if isinstance(error, typer.BadParameter) and error.__cause__ is not None:
+        _use_our_words(error, error.__cause__)
+    message = error.format_message()
     return f"{message.rstrip('.')} (see {ctx.command_path} --help)" if ctx else message
+
+
+def _use_our_words(error: typer.TyperException, cause: BaseException) -> None:
+    """Replace the text of pydantic, which checks the values of options, by our own."""
+    from pydantic import ValidationError
+
+    from interlock.wire.validation_errors import wrong
+
+    if isinstance(cause, ValidationError):
+        error.message = wrong(cause.errors()[0])

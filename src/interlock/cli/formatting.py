@@ -106,10 +106,6 @@ def moment(at: datetime | None) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z").rstrip() if at else ""
 
 
-def clock(at: datetime) -> str:
-    return at.astimezone().strftime("%H:%M:%S")
-
-
 def span(seconds: float) -> str:
     """Return a duration in short form: 240ms, 3.1s, 2m05s, 3h07m, 4d02h."""
     if seconds < 1:

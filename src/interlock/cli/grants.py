@@ -7,7 +7,7 @@ import typer
 from interlock.cli import approval_views, formatting
 from interlock.cli.connection import connect
 from interlock.cli.exit_codes import example
-from interlock.cli.options import Json
+from interlock.cli.options import AllowUnknownTools, Json
 from interlock.cli.parsing import parse_params, parse_seconds
 from interlock.lifecycle import Tier
 
@@ -39,6 +39,7 @@ def give(
     tier: Annotated[Tier, typer.Option(help="The most it answers for: low or med, never high.")] = Tier.LOW,
     lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long, at most 7d.")] = "1h",
     reason: Annotated[str | None, typer.Option(help="Why; it is kept with the grant.")] = None,
+    allow_unknown_tools: AllowUnknownTools = False,
     as_json: Json = False,
 ) -> None:
     """Approve calls in advance. A grant never covers tier high, two-person approvals, or your own calls."""
@@ -53,8 +54,9 @@ def give(
         raise typer.BadParameter(says, param_hint="--arg / --any-arguments")
     with connect(ctx) as client:
         grant = client.give_grant(
-            tool, arguments, any_arguments=any_arguments or None, tier=tier, expires_in=seconds, reason=reason
-        )
+            tool, arguments, any_arguments=any_arguments or None, tier=tier, expires_in=seconds, reason=reason,
+            allow_unknown_tools=allow_unknown_tools,
+        )  # fmt: skip
     formatting.print_view(grant, lambda: formatting.table([grant], approval_views.GRANTS), as_json=as_json)
 
 

@@ -150,6 +150,7 @@ def _page(job: "Job") -> RenderableType:
         status=formatting.word(job.status),
         reason=visible(job.reason or ""),
         progress=_line(job),
+        see=f"interlock run list --job {job.id} --status failed" if job.progress.failed else None,
         workers=", ".join(visible(worker.name) for worker in job.workers) or f"none of {job.worker_count}",
         parent=job.parent_job_id,
         created=formatting.moment(job.created_at),

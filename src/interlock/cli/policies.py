@@ -52,7 +52,7 @@ def apply(
     can_ask = not as_json and file != "-"
     if backtest and not yes and not can_ask:
         raise typer.BadParameter(
-            "nobody can be asked with --json or a piped policy; give --yes", param_hint="--backtest"
+            "With --json or a piped policy nobody can be asked. Give --yes.", param_hint="--backtest"
         )
     text = read_text(file)
     with connect(ctx) as client, _faults_of(file, as_json=as_json):
@@ -83,7 +83,7 @@ def _ask_to_publish(tried: "Backtested", *, always: bool, can_ask: bool) -> None
     try:
         typer.confirm("Put it in force?", abort=True)
     except typer.Abort:
-        raise typer.TyperException("nothing was published; --yes is for where nobody can be asked") from None
+        raise typer.TyperException("Nothing was published. To publish without a question, give --yes.") from None
 
 
 def _loosened_page(tried: "Backtested") -> RenderableType:

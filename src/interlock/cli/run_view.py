@@ -41,7 +41,7 @@ def _took(step: "Step") -> str:
 
 def _note(step: "Step") -> str:
     if step.retrying:
-        at = f"retrying at {formatting.clock(step.next_run_at)}" if step.next_run_at else "retrying"
+        at = f"retrying at {formatting.moment(step.next_run_at)}" if step.next_run_at else "retrying"
         return f"{at}: {formatting.brief(step.last_error)}" if step.last_error else at
     if (awaited := step.waits_for) is not None:
         until = (
@@ -99,13 +99,15 @@ def print_event(out: Console, event: "Event") -> None:
 
 
 def _event_line(event: "Event") -> str:
-    return f"{event.seq:>4}  {formatting.clock(event.at)}  {event.type:<18}  {_what(event.data)}".rstrip()
+    return f"{event.seq:>4}  {formatting.moment(event.at)}  {event.type:<18}  {_what(event.data)}".rstrip()
 
 
 def _what(data: Mapping[str, Any]) -> str:
     """Return `review: running → waiting_approval  attempt=1`, or every field if the event is not a transition."""
     rest = {name: value for name, value in data.items() if value not in (None, "", {}, [])}
     rest.pop("context", None)  # for programs; people see the actor
+    for name in ("decision", "policy_digest"):  # the approval's page has them
+        rest.pop(name, None)
     declared = rest.pop("declares", None) or {}
     if "tool" in declared:  # the JSON has the whole declaration
         rest["tool"] = declared["tool"]

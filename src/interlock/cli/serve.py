@@ -1,5 +1,6 @@
 """The commands that run Interlock itself: up, supervise, demo, flows, db."""
 
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,12 @@ MONTHS: "formatting.Columns[dict[str, Any]]" = {
 
 
 def serving(concurrency: int | None, label: list[str] | None, tenant: list[str] | None) -> "Serving":
+    from interlock.definition.workflow import is_label
+
+    for name in label or ():
+        if not is_label(name):  # no step could ask for it
+            says = f"expected a label such as gpu, of lower-case letters, digits, `_`, `.` and `-`; found {name!r}"
+            raise typer.BadParameter(says, param_hint="--label")
     from interlock.main import Serving
 
     return Serving(concurrency, tuple(label or ("default",)), tuple(tenant or ()))
@@ -71,12 +78,15 @@ def up(
 ) -> int:
     """Serve the API and start workers, on the embedded database or on INTERLOCK_DATABASE_URL."""
     settings = read_settings(host=host, port=port)
+    from interlock.listening import listen
     from interlock.settings import share_metrics
 
-    share_metrics(settings.data_dir)
-    from interlock import main
+    # First of all: if the port is taken, no directory and no database was created, and no key was printed.
+    with closing(listen(settings.host, settings.port)) as listening:
+        share_metrics(settings.data_dir)
+        from interlock import main
 
-    return main.up(settings, workers=workers, concurrency=concurrency)
+        return main.up(settings, listening, workers=workers, concurrency=concurrency)
 
 
 def supervise(
@@ -216,7 +226,7 @@ def _ask_about_restore(moment: datetime) -> None:
     try:
         typer.confirm("Was the database restored, and are all processes stopped?", abort=True, err=True)
     except typer.Abort:
-        raise typer.TyperException("nothing was changed; --yes is for where nobody can be asked") from None
+        raise typer.TyperException("Nothing was changed. To do it without a question, give --yes.") from None
 
 
 def _status_page(found: dict[str, Any]) -> RenderableType:

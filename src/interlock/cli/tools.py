@@ -203,8 +203,8 @@ def _can_ask() -> bool:
 
 def _not_accepted(name: str, *, as_json: bool) -> str:
     if _can_ask() and not as_json:
-        return f"nothing is accepted; what changed in {name} stays unused"
-    return "nothing is accepted: nobody can be asked without a terminal or with --json; look at it, then give --yes"
+        return f"Nothing was accepted. The changed tools of {name} stay unused."
+    return "Nothing was accepted. Without a terminal or with --json, read the changes and give --yes."
 
 
 def _line(

@@ -60,7 +60,7 @@ def _state(webhook: "Webhook") -> Text:
 def _note(delivery: "Delivery") -> str:
     if delivery.status == "delivered":
         return ""
-    again = f"again at {formatting.clock(delivery.next_try_at)}" if delivery.attempts and delivery.next_try_at else ""
+    again = f"again at {formatting.moment(delivery.next_try_at)}" if delivery.attempts and delivery.next_try_at else ""
     return "; ".join(filter(None, (formatting.cell(delivery.last_error or ""), again)))
 
 

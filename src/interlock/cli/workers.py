@@ -27,7 +27,7 @@ app = typer.Typer(
     epilog=example("interlock worker --concurrency 200", "interlock worker --label gpu", "interlock worker list"),
 )
 
-WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
+WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
 Reason = Annotated[str | None, typer.Option(help="Why; it is kept in its history.")]
 RequestId = Annotated[str | None, typer.Option(help="The same id again gives the same answer and changes nothing.")]
 
@@ -82,7 +82,7 @@ def list_workers(
 
 
 @app.command("show", epilog=example(f"interlock worker show {_ID}"))
-def show_worker(ctx: typer.Context, worker_id: WorkerId, as_json: Json = False) -> None:
+def show_worker(ctx: typer.Context, worker_id: WorkerArgument, as_json: Json = False) -> None:
     """Show a worker and its history."""
     with connect(ctx) as client:
         found = client.worker(worker_id)
@@ -141,7 +141,7 @@ def _print_worker(worker: "WorkerView", *, as_json: bool) -> None:
 
 
 @app.command(epilog=example(f"interlock worker start {_ID}"))
-def start(ctx: typer.Context, worker_id: WorkerId, request_id: RequestId = None, as_json: Json = False) -> None:
+def start(ctx: typer.Context, worker_id: WorkerArgument, request_id: RequestId = None, as_json: Json = False) -> None:
     """Start the process of a worker that was created."""
     with connect(ctx) as client:
         _print_worker(client.start_worker(worker_id, request_id=request_id), as_json=as_json)
@@ -149,7 +149,11 @@ def start(ctx: typer.Context, worker_id: WorkerId, request_id: RequestId = None,
 
 @app.command(epilog=example(f'interlock worker pause {_ID} --reason "memory test"'))
 def pause(
-    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+    ctx: typer.Context,
+    worker_id: WorkerArgument,
+    reason: Reason = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
 ) -> None:
     """Pause a worker. It finishes its current steps and takes no more."""
     with connect(ctx) as client:
@@ -158,7 +162,11 @@ def pause(
 
 @app.command(epilog=example(f"interlock worker resume {_ID}"))
 def resume(
-    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+    ctx: typer.Context,
+    worker_id: WorkerArgument,
+    reason: Reason = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
 ) -> None:
     """Resume a paused worker."""
     with connect(ctx) as client:
@@ -167,7 +175,11 @@ def resume(
 
 @app.command(epilog=example(f'interlock worker terminate {_ID} --reason "stuck"'))
 def terminate(
-    ctx: typer.Context, worker_id: WorkerId, reason: Reason = None, request_id: RequestId = None, as_json: Json = False
+    ctx: typer.Context,
+    worker_id: WorkerArgument,
+    reason: Reason = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
 ) -> None:
     """Terminate a worker at once. Other workers take its runs."""
     with connect(ctx) as client:
@@ -177,7 +189,7 @@ def terminate(
 @app.command(epilog=example(f"interlock worker logs {_ID} --follow"))
 def logs(
     ctx: typer.Context,
-    worker_id: WorkerId,
+    worker_id: WorkerArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it writes.")] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 200,
 ) -> None:

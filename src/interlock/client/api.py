@@ -344,15 +344,19 @@ class Api:
 
     @endpoint
     def tool_call(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30, idempotency_key: str | None = None
-    ) -> EndpointCall[ToolCall]:
+        self, tool: str, args: Mapping[str, Any] | None = None, *, wait: float = 30,
+        idempotency_key: str | None = None, allow_unknown_tools: bool = False,
+    ) -> EndpointCall[ToolCall]:  # fmt: skip
         """Call one tool through the policy gate, from an agent's own loop.
 
         Returns when the call has ended or is `pending_approval`, or after `wait` seconds. Pass the id of the model's
-        own call as `idempotency_key`, so that the same call made twice is one tool call.
+        own call as `idempotency_key`, so that the same call made twice is one tool call. `allow_unknown_tools` accepts
+        a tool that the server does not have, because some workers may have it.
         """
         body = NewToolCall(tool=tool, args=dict(args or {}), wait=wait)
-        return replace(post("/api/tool-calls", ToolCall, body, idempotency_key=idempotency_key), wait=wait)
+        unknown = allow_unknown_tools or None
+        made = post("/api/tool-calls", ToolCall, body, idempotency_key=idempotency_key, allow_unknown_tools=unknown)
+        return replace(made, wait=wait)
 
     @endpoint
     def get_tool_call(self, tool_call_id: str, *, wait: float = 0) -> EndpointCall[ToolCall]:
@@ -496,10 +500,12 @@ class Api:
         tier: Literal[Tier.LOW, Tier.MED] = Tier.LOW,
         expires_in: float = 3600,
         reason: str | None = None,
+        allow_unknown_tools: bool = False,
     ) -> EndpointCall[Grant]:
         """Approve in advance this tool with these arguments, for a limited time.
 
-        Arguments not named may have any value.
+        Arguments not named may have any value. `allow_unknown_tools` accepts a tool that the server does not have,
+        because some workers may have it.
 
         To cover every call of the tool, name no arguments and pass `any_arguments=True`.
         """
@@ -507,7 +513,7 @@ class Api:
             tool=tool, arguments=dict(arguments or {}), any_arguments=any_arguments, tier=tier, expires_in=expires_in,
             reason=reason,
         )  # fmt: skip
-        return post("/api/grants", Grant, body)
+        return post("/api/grants", Grant, body, allow_unknown_tools=allow_unknown_tools or None)
 
     @endpoint
     def revoke_grant(self, grant_id: str) -> EndpointCall[Grant]:

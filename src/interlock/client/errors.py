@@ -12,7 +12,7 @@ import httpx2
 from pydantic import ValidationError
 
 from interlock.wire import Problem
-from interlock.wire.validation_errors import wrong
+from interlock.wire.validation_errors import explain
 
 
 class HttpResponse(Protocol):
@@ -60,8 +60,7 @@ class ApiError(ClientError):
 
     @classmethod
     def of_body(cls, error: ValidationError) -> "ApiError":
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {wrong(fault)}" for fault in error.errors()]
-        return cls.of_request("; ".join(faults))
+        return cls.of_request(explain(error))
 
     @classmethod
     def of_request(cls, detail: str) -> "ApiError":

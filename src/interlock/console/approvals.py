@@ -98,9 +98,7 @@ async def inbox(request: Request, visit: Visit) -> Response:
     )
     cards, rest = await cards_of(visit, mine[:_SHOWN]), await cards_of(visit, others)
     gone = seen_in(request) - {card.id for card in [*cards, *rest]}
-    settled = await database.fetch(
-        "approvals_by_id", who.tenant_id, who.workspace_id, [UUID(each) for each in gone]
-    )
+    settled = await database.fetch("approvals_by_id", who.tenant_id, who.workspace_id, [UUID(each) for each in gone])
     return await render(
         request, visit, "inbox.html", cards=cards, others=rest, more=waiting - len(cards) - len(rest),
         more_for_you=len(mine) > _SHOWN, decided=await cards_of(visit, decided), live="/live/inbox",

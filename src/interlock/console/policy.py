@@ -23,8 +23,8 @@ from interlock.policy.policy import DEFAULT_POLICY, CasesInvalid, PolicyInvalid,
 from interlock.policy.roles import Permission
 from interlock.policy.source_scan import statements
 from interlock.store.pool import Row, Tx
-from interlock.tools.registry import explain
 from interlock.wire import Backtest, Evaluate, Role
+from interlock.wire.validation_errors import explain
 
 router = APIRouter()
 

@@ -179,9 +179,7 @@ async def cancel(run_id: str, visit: Visit, said: FormFields) -> Response:
     found, wanted = visit.services, RunId(uuid_of(run_id, "run"))
 
     async def work(tx: Tx) -> RunRecord:
-        return await runs.cancel(
-            tx, found.plans, visit.who, wanted, reason=said.get("reason"), interrupt=False
-        )
+        return await runs.cancel(tx, found.plans, visit.who, wanted, reason=said.get("reason"), interrupt=False)
 
     row = await found.database.run_in_transaction(work)
     ended = row.status == RunState.CANCELED

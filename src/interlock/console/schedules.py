@@ -19,8 +19,8 @@ from interlock.engine.runs import runs
 from interlock.errors import InterlockError, Invalid
 from interlock.policy.roles import Permission
 from interlock.store.pool import UNSTORABLE, Row, Tx
-from interlock.tools.registry import explain
 from interlock.wire import NewSchedule
+from interlock.wire.validation_errors import explain
 
 router = APIRouter()
 

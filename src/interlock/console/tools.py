@@ -67,9 +67,9 @@ async def listed(request: Request, visit: Visit) -> Response:
 async def show(name: str, request: Request, visit: Visit) -> Response:
     visit.who.require(Permission.READ)
     found = visit.services.policies
-    tool = found.tools.of_tenant(visit.who.tenant).find(name)
-    if tool is None:
-        raise NotFound(f"no tool {name} here; the server loads those of INTERLOCK_TOOLS", code="TOOL_NOT_FOUND")
+    tools = found.tools.of_tenant(visit.who.tenant)
+    if (tool := tools.find(name)) is None:
+        raise NotFound(tools.missing(name), code="TOOL_NOT_FOUND")
     policy = await found.current(visit.who.tenant_id)
     parameters = _parameters(tool)
     return await render(

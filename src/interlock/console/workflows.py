@@ -25,8 +25,8 @@ from interlock.errors import InterlockError, Invalid, NotFound
 from interlock.ids import uuid7
 from interlock.policy.roles import Permission
 from interlock.store.pool import UNSTORABLE, Row, Tx
-from interlock.tools.registry import explain
 from interlock.wire import StartRun
+from interlock.wire.validation_errors import explain
 
 router = APIRouter()
 

@@ -8,12 +8,13 @@ from typing import Any
 import orjson
 
 from interlock.definition import document
-from interlock.definition.diagnostics import Faults, described
+from interlock.definition.diagnostics import Faults
 from interlock.definition.mapping_reader import MappingReader
 from interlock.definition.patterns import PatternInvalid, pattern
 from interlock.definition.plan import AgentLimits, AgentPlan, OnReject, Plan, Price, digest_of
 from interlock.definition.workflow import NAME_FORM, caps, identifier
 from interlock.errors import DefinitionInvalid
+from interlock.wire.validation_errors import described
 
 SCRIPTED = "scripted"
 

@@ -1,8 +1,7 @@
 """A fault: one mistake in a definition, with its place and the correction."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
 # The place of a value inside a document: ("steps", 2, "retry").
@@ -58,37 +57,3 @@ class Faults:
 
 def dotted(path: Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-# Comparing two words takes time in the square of their length, and a document may misspell as many words as it has
-# faults.
-_LONGEST_GUESS = 40
-_MOST_GUESSES = 20
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    if len(word) > _LONGEST_GUESS:
-        return ""
-    short = [name for name in known if len(name) <= _LONGEST_GUESS]
-    guesses = sorted(short, key=lambda name: abs(len(name) - len(word)))[:_MOST_GUESSES]
-    near = get_close_matches(word, guesses, n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
-
-
-def described(value: Any) -> str:
-    """Return the kind of value in the words of a user."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list() | tuple():
-            return "a list"
-        case Mapping():
-            return "a mapping"
-        case _:
-            return f"a {type(value).__name__}"

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from interlock.definition.cel_lexer import closing_brace
-from interlock.definition.diagnostics import Faults, Path, described, suggestion
+from interlock.definition.diagnostics import Faults, Path
 from interlock.definition.duration import parse_duration
 from interlock.definition.expression import Expression, Template, TemplateInvalid
 from interlock.lifecycle import Term
+from interlock.wire.validation_errors import described, suggestion
 
 T = TypeVar("T", bound=Term)
 NOTHING = Template.parse(None)

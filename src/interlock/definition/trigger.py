@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 
 from interlock.definition import document
-from interlock.definition.diagnostics import Faults, Path, described
+from interlock.definition.diagnostics import Faults, Path
 from interlock.definition.expression import SECRET_NAME, Expression, ExpressionFailed, Scope, SecretReference, Template
 from interlock.definition.mapping_reader import MappingReader
 from interlock.definition.plan import digest_of
 from interlock.definition.validation import check_known
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Term
+from interlock.wire.validation_errors import described
 
 # The values visible to a trigger's expressions.
 ROOTS = ("payload", "event", "headers")

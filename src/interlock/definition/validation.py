@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from interlock.definition.diagnostics import Faults, Path, suggestion
+from interlock.definition.diagnostics import Faults, Path
 from interlock.definition.expression import FUNCTIONS, MACROS, ROOTS, Expression, SecretReference, Template
 from interlock.definition.plan import PlanStep, StepKind
+from interlock.wire.validation_errors import suggestion
 
 Steps = Mapping[str, PlanStep]
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from interlock.definition import document
-from interlock.definition.diagnostics import Fault, Faults, Path, TooManyFaults, described
+from interlock.definition.diagnostics import Fault, Faults, Path, TooManyFaults
 from interlock.definition.expression import Template
 from interlock.definition.mapping_reader import NOTHING, MappingReader
 from interlock.definition.plan import (
@@ -28,6 +28,7 @@ from interlock.definition.plan import (
 from interlock.definition.validation import check
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
+from interlock.wire.validation_errors import described
 
 __all__ = ["Fault", "load", "parse"]
 

@@ -154,20 +154,21 @@ def _show_next(stage: Stage) -> None:
     """Commands that can be pasted as they stand."""
     console = stage.console
     command = "interlock" if shutil.which("interlock") else _shown(Path(sys.argv[0]))
-    from_source = Path("examples/refund/refund.yaml").exists()
+    from_source = (example := Path("examples/refund/refund.yaml")).exists()
+    workflow = example if from_source else Path(__file__).with_name("refund.yaml")
     server = f"http://127.0.0.1:{Settings().port}"  # the one that `up` will have; the demo's own was any
     heading(console, "Try next")
     lines = [
         f"INTERLOCK_TOOLS=interlock.demo.tools {command} up",
-        f"{command} workflow apply examples/refund/refund.yaml" if from_source else "",
-        f"{command} run start refund --param charge=ch_1043 --param amount=89" if from_source else "",
+        f"{command} workflow apply {_shown(workflow)}",
+        f"{command} run start refund --param charge=ch_1043 --param amount=89",
         f"{command} key create me --role approver",
         f"open {server}/inbox   # sign in with THAT_KEY and approve; or:",
         f"{command} --key THAT_KEY run approve RUN",
         f"KEY=$(cat {_shown(stage.settings.data_dir.parent / 'admin.key')})",
         f'curl -H "Authorization: Bearer $KEY" {server}/api/runs',
     ]
-    for line in filter(None, lines):
+    for line in lines:
         console.print(Text(f"  {line}", style="cyan"), no_wrap=True, overflow="ignore", crop=False)
     if from_source:
         note(console, ("README.md and docs/introduction.md tell the rest.", "dim"))

@@ -81,9 +81,7 @@ async def claim(
     database: Database, channels: Sequence[str], *, busy: Collection[UUID] = (), most: int = 200, of_each: int = 8
 ) -> list[OutboxMessage]:
     """Claim due messages for `LEASE_SECONDS`. Each destination gives a few, so that no backlog delays the others."""
-    rows = await database.fetch(
-        "claim_messages", most, of_each, list(busy), list(channels), LEASE_SECONDS
-    )
+    rows = await database.fetch("claim_messages", most, of_each, list(busy), list(channels), LEASE_SECONDS)
     return sorted((_message(row) for row in rows), key=lambda message: message.id)
 
 
@@ -137,7 +135,14 @@ def new_secret() -> str:
 
 
 async def add_webhook(
-    tx: Tx, database: Database, principal: Principal, webhook_id: TargetId, *, url: str, events: Sequence[str], secret: str
+    tx: Tx,
+    database: Database,
+    principal: Principal,
+    webhook_id: TargetId,
+    *,
+    url: str,
+    events: Sequence[str],
+    secret: str,
 ) -> Row:
     sealed = encryption.encrypt(database.settings, encryption.place_of_webhook(principal.tenant_id, webhook_id), secret)
     row = await tx.row(

@@ -70,9 +70,7 @@ async def agent_named(plans: Plans, principal: Principal, name: str | None, mode
     return plan.name, version, plan
 
 
-async def create(
-    tx: Tx, principal: Principal, session_id: SessionId, agent: str, *, auto_approve: bool
-) -> Row:
+async def create(tx: Tx, principal: Principal, session_id: SessionId, agent: str, *, auto_approve: bool) -> Row:
     if auto_approve:
         principal.require(Permission.APPROVE)
     await tx.row(

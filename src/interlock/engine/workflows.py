@@ -30,12 +30,17 @@ async def apply(tx: Tx, database: Database, principal: Principal, plan: Plan) ->
     return await _publish(tx, database, principal.tenant_id, principal.actor, plan)
 
 
+async def version_of(tx: Tx | Database, tenant_id: UUID, name: str, version: int) -> Row:
+    row = await tx.row("get_workflow", tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"There is no version {version} of workflow {name}.", code="WORKFLOW_NOT_FOUND")
+    return row
+
+
 async def roll_back(tx: Tx, principal: Principal, name: str, version: int) -> Row:
     """Return a new version with the content of an earlier one, or the newest if it has that content already."""
     await tx.value("lock_workflow_name", principal.tenant_id, name)
-    row = await tx.row("get_workflow", principal.tenant_id, name, version)
-    if row is None:
-        raise NotFound(f"There is no version {version} of {name}.", code="WORKFLOW_NOT_FOUND")
+    row = await version_of(tx, principal.tenant_id, name, version)
     plan = await _read(principal.tenant_id, row)
     if plan.kind == "flow":
         raise Conflict(
@@ -140,12 +145,16 @@ class Plans:
         """Return the plan. A caller in a transaction passes `tx`: waiting for a second connection could deadlock."""
         return self.known(tenant_id, name, version) or (await self.find(tenant_id, name, version, tx))[1]
 
-    async def current(self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
+    async def current(
+        self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None
+    ) -> tuple[int, Plan]:
         """Return the version asked for, else the flow's in this process, else the newest. Using a flow publishes it."""
         flow = self._flows.current(name) if version is None else None
         return await (self.find(tenant_id, name, version, tx) if flow is None else self.publish(tenant_id, flow.plan))
 
-    async def to_start(self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None) -> tuple[int, Plan]:
+    async def to_start(
+        self, tenant_id: TenantId, name: str, version: int | None, tx: Tx | None = None
+    ) -> tuple[int, Plan]:
         """Return a plan for a run that no caller waits for. An unreadable plan starts too, for a worker to handle."""
         try:
             return await self.current(tenant_id, name, version, tx)

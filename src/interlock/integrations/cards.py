@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.engine.access.principal import name_of
+from interlock.engine.approvals.approvals import excluded_from, question_of
 from interlock.integrations.fields import field_blocks
 from interlock.journal import ApprovalKind
 from interlock.lifecycle import ApprovalState, Tier
@@ -113,12 +114,9 @@ class _Drawing:
             yield f"*Expires*\n{moment(approval['expires_at'])}"
 
     def _deciders(self) -> str:
-        approval = self._approval
-        groups = list(approval["approvers"])
-        if groups and approval["escalated_at"] is not None:
-            groups += approval["escalate_to"]
-        who = self._spans(groups, " or ") or "every approver"
-        return f"{who}, not who asked" if approval["kind"] != ApprovalKind.GATE or approval["two_person"] else who
+        who = self._spans(sorted(question_of(self._approval).groups), " or ") or "any approver"
+        excluded = self._spans(excluded_from(self._approval), " and ")
+        return f"{who} except {excluded}" if excluded else who
 
     def _action(self) -> Iterator[Block]:
         """Yield the action field by field; for an edited action, with the old and the new values."""

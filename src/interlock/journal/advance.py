@@ -155,7 +155,7 @@ def _open(journal: Journal, fold: StepSnapshot, found: NextActions) -> None:
     found.approvals.append(
         request_approval(
             journal, fold, StepEvent.OPEN, ApprovalKind.GATE, tier=gate.tier, two_person=gate.two_person,
-            expires_in=gate.expires_in, summary=str(summary or ""), action=action, digest=digest,
+            expires_in=gate.expires_in, summary=str(summary or fold.step.key), action=action, digest=digest,
         )
     )  # fmt: skip
 

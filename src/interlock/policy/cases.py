@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.definition.diagnostics import Faults, TooManyFaults, described, suggestion
+from interlock.definition.diagnostics import Faults, TooManyFaults
 from interlock.definition.document import InvalidDocument, read
 from interlock.definition.mapping_reader import MappingReader
 from interlock.errors import DefinitionInvalid
@@ -31,6 +31,7 @@ from interlock.policy.decision import (
 )
 from interlock.policy.evaluator import CompiledPolicy
 from interlock.wire import Role
+from interlock.wire.validation_errors import described, suggestion
 
 # What a case may expect of an approval: the fields of an outcome except its answer.
 _ASKED = OUTCOME_FIELDS[1:]

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from interlock.audit.canonical import normal
-from interlock.definition.diagnostics import described
+from interlock.wire.validation_errors import described
 
 DEEPEST = 16
 

@@ -83,15 +83,15 @@ def refusal(
         return Refusal("REASON_REQUIRED", "the rule asks for a reason; say why")
     if not approves:
         return None
-    if voter in _authors(question):
+    if voter in excluded(question):
         did = "changed it" if voter in question.editors else "asked for it"
-        return Refusal("SELF_APPROVAL", f"who {did} cannot approve it: another person has to")
+        return Refusal("SELF_APPROVAL", f"you {did}, so another person must approve it")
     if any(vote.voter == voter for vote in votes):
         return Refusal("ALREADY_VOTED", "Your vote is already recorded. One more approver is needed.")
     return None
 
 
-def _authors(question: Question) -> Collection[str]:
+def excluded(question: Question) -> Collection[str]:
     """Return the people who cannot approve because they requested or changed the action."""
     is_strict = question.two_person or question.tier == Tier.HIGH
     if question.by_agent and not question.groups and not is_strict:

@@ -18,12 +18,13 @@ from typing import Any
 
 from cedarpy import PolicySet, Schema, pst, validate_policies
 
-from interlock.definition.diagnostics import Fault, Faults, TooManyFaults, suggestion
+from interlock.definition.diagnostics import Fault, Faults, TooManyFaults
 from interlock.definition.duration import parse_duration
 from interlock.errors import DefinitionInvalid
 from interlock.lifecycle import Tier
 from interlock.policy.schema import Vocabulary
 from interlock.policy.source_scan import MOST_BYTES, MOST_RULES, PolicyStatement, statements
+from interlock.wire.validation_errors import suggestion
 
 # Exceptions that a caller raises through us on purpose. Any other exception is a denial.
 PASSING_ON = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -187,10 +187,7 @@ async def ensure_partitions(connection: Any, schema: str, at: datetime | None = 
     The current month is that of the database's clock, not of this process's.
     """
     now = at or await connection.fetchval("SELECT now()")
-    existing = {
-        r["name"]
-        for r in await connection.fetch(in_schema(_MONTHS, schema))
-    }
+    existing = {r["name"] for r in await connection.fetch(in_schema(_MONTHS, schema))}
     for ahead in range(-1, 3):
         begin = _month(now, ahead)
         name = f"journal_entry_{begin:%Y%m}"

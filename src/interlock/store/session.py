@@ -23,7 +23,9 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 def session_class(clock: DatabaseClock) -> type[Session]:
-    return Session if clock is server_time else type("ClockedSession", (_ClockedSession,), {"clock": staticmethod(clock)})
+    return (
+        Session if clock is server_time else type("ClockedSession", (_ClockedSession,), {"clock": staticmethod(clock)})
+    )
 
 
 class _ClockedSession(Session):

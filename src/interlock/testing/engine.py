@@ -114,9 +114,7 @@ class Engine:
         """Publish a policy. Without one, the built-in policy decides by the risk of each tool."""
         said = _text(text)
         digest = check_policy(said, self._policies.facts())
-        await self.database.run_in_transaction(
-            lambda tx: policies.publish(tx, self._admin, said, digest)
-        )
+        await self.database.run_in_transaction(lambda tx: policies.publish(tx, self._admin, said, digest))
         self._policies.forget("")
         self._worker.policies.forget("")
 

@@ -10,6 +10,8 @@ from interlock.agents.tool_names import is_reserved
 from interlock.errors import Invalid, Terminal
 from interlock.tools import RegisteredTool, Registry, tool
 
+_IMPORT = "import the module that defines it"
+
 
 class NoFake(AssertionError):
     """A run called a tool that the test neither faked nor allowed to be called for real."""
@@ -39,10 +41,8 @@ def stand_in(tools: Registry, name: str, fake: Fake, options: dict[str, Any]) ->
     """
     if tools.find(name) is None:
         if fake.does is None:
-            raise Invalid(
-                f"no tool {name} is registered; import the module that defines it, or give the fake `does=`, "
-                "a function whose parameters are the tool's"
-            )
+            remedy = f"{_IMPORT}, or give the fake `does=`, a function whose parameters are the tool's"
+            raise Invalid(tools.missing(name, "is registered", remedy))
         tool(name, register=tools, **options)(fake.does)
     elif options:
         raise Invalid(f"tool {name} is registered; {', '.join(options)} cannot be said of it again")
@@ -65,7 +65,7 @@ class Guard:
         for pattern in patterns:
             names = [name for name in self._real if fnmatchcase(name, pattern)]
             if not names:
-                raise Invalid(f"no tool {pattern} is registered; import the module that defines it")
+                raise Invalid(self._tools.missing(pattern, "is registered", _IMPORT))
             for name in names:
                 self._tools.put(self._real[name])
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
-from interlock.definition.diagnostics import Faults, Path, suggestion
+from interlock.definition.diagnostics import Faults, Path
 from interlock.definition.plan import Plan, PlanStep
 from interlock.tools.registry import RegisteredTool, Registry
+from interlock.wire.validation_errors import suggestion, wrong
 
 _WILDCARDS = frozenset("*?[")
 
@@ -73,11 +74,6 @@ def _check_arguments(step: PlanStep, tool: RegisteredTool, path: Path, faults: F
                 if name not in made_later:
                     faults.add(path, f"`{name}` is missing; {tool.name} needs it")
             elif name not in tool.secret:
-                faults.add((*path, *where), f"{_reason(found['msg'])}, found {found['input']!r:.80}")
+                faults.add((*path, *where), wrong(found))
     for name in sorted(made_later - known.keys()):
         faults.add((*path, name), f"{tool.name} has no argument `{name}`{suggestion(name, known)}")
-
-
-def _reason(message: str) -> str:
-    """Return Pydantic's message in our form: "expected a valid integer"."""
-    return message.replace("Input should be", "expected", 1) if message.startswith("Input should be") else message

@@ -26,6 +26,7 @@ from interlock.lifecycle import Tier
 from interlock.policy.action import ProposedAction
 from interlock.tools.context import Context
 from interlock.tools.secret import Veil, is_marked
+from interlock.wire.validation_errors import explain, suggestion
 
 _LONGEST_KEY = 255
 NO_SECRETS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -74,7 +75,8 @@ class RegisteredTool:
         try:
             parsed = self.arguments.model_validate(given if given is not None else {})
         except ValidationError as error:
-            why = explain(error, show_input=show_input and not self.secret)
+            known = self.arguments.model_fields
+            why = explain(error, show_input=show_input and not self.secret, known=known)
             raise Terminal(f"input of {self.name} is not valid: {why}") from None
         return {name: getattr(parsed, name) for name in type(parsed).model_fields}
 
@@ -210,6 +212,10 @@ class Registry:
 
     def find(self, name: str) -> RegisteredTool | None:
         return self._tools.get(name)
+
+    def missing(self, name: str, where: str = "here", remedy: str = "add its file to INTERLOCK_TOOLS") -> str:
+        """Return the message about a tool that this registry lacks: the name that was probably meant, or a remedy."""
+        return f"no tool {name} {where}{suggestion(name, self._tools) or f'; {remedy}'}"
 
     def all(self) -> list[RegisteredTool]:
         return [self._tools[name] for name in sorted(self._tools)]
@@ -361,16 +367,6 @@ def _result(name: str, function: Callable[..., Any]) -> TypeAdapter[Any] | None:
         return TypeAdapter(hint)
     except PydanticUserError as error:
         raise Invalid(f"tool {name}: what is secret in its result cannot be told apart: {error.message}") from None
-
-
-def explain(error: ValidationError, *, show_input: bool = True) -> str:
-    """Return one line with the place and the problem: `amount: Input should be a valid integer (got 'ten')`."""
-    parts = []
-    for fault in error.errors(include_url=False):
-        where = ".".join(str(part) for part in fault["loc"])
-        got = f" (got {fault['input']!r:.80})" if show_input and fault["type"] != "missing" else ""
-        parts.append(f"{where}: {fault['msg']}{got}" if where else f"{fault['msg']}{got}")
-    return "; ".join(parts)
 
 
 def load_tools(spec: str) -> None:

@@ -58,8 +58,10 @@ class Approval(View):
     action: Action
     rationale: Rationale = Rationale()
     requested_by: str = ""
-    # Groups whose members decide; if empty, every key that may approve.
+    # Groups whose members decide; if empty, every key that may approve. The people in `excluded` asked for the action
+    # or changed it, and cannot approve it.
     approvers: list[str] = []
+    excluded: list[str] = []
     reason_required: bool = False
     # The effect in doubt, if `kind` is in_doubt.
     receipt_id: Id | None = None

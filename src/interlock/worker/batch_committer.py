@@ -178,10 +178,7 @@ class Flusher:
                 await asyncio.sleep(backoff(error, failures))
                 failures += 1
 
-
-    async def _commit(
-        self, opened: Any, writes: list[RunChange], slot: DispatchSlot | None
-    ) -> list[CommitResult]:
+    async def _commit(self, opened: Any, writes: list[RunChange], slot: DispatchSlot | None) -> list[CommitResult]:
         """Commit with one statement in the ordinary case, or in a transaction if there are effects to store."""
         if not has_effects(writes):
             return await commit(Tx(opened), writes, self._me.id, slot)

@@ -119,9 +119,7 @@ class LeasedRun:
         return effects
 
     def _follows(self, entries: Sequence[Entry], reason: RunReason | None = None) -> tuple[Effect, ...]:
-        return effects_of(
-            entries, reason, has_children=self.journal.has_children(), has_parent=self.lease.has_parent
-        )
+        return effects_of(entries, reason, has_children=self.journal.has_children(), has_parent=self.lease.has_parent)
 
     async def _write(self, change: RunChange) -> CommitResult:
         result = await self.worker.flusher.put(change)

@@ -14,7 +14,8 @@ from interlock import clock
 from interlock.audit.redact import Scrubber
 from interlock.errors import Retryable, Terminal
 from interlock.timeouts import retry_after
-from interlock.tools import Context, explain
+from interlock.tools import Context
+from interlock.wire.validation_errors import explain
 
 _LONGEST_RETRY_SECONDS = 86400.0
 

@@ -75,7 +75,11 @@ class ProgressReporter:
     def _add_delta(self, fold: StepSnapshot) -> None:
         text, self._unsaid, self._said_at = self._unsaid, "", time.perf_counter()
         self._run.journal.note(
-            EntryType.MESSAGE_DELTA, actor=self._run.actor, step=fold.step.key, attempt=fold.attempt, data={"text": text}
+            EntryType.MESSAGE_DELTA,
+            actor=self._run.actor,
+            step=fold.step.key,
+            attempt=fold.attempt,
+            data={"text": text},
         )
 
     def _may_tell(self) -> bool:

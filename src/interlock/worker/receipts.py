@@ -61,7 +61,11 @@ def complete_receipt(
         shown = _shown(run, orjson.loads(output), tool) if output and tool else None
         releases = _reverses(run, fold) if state == ReceiptState.FAILED else None
         acting = doubted_by(run, fold) if state == ReceiptState.IN_DOUBT else None
-        run.effects.append(CompleteReceipt(EffectResult(ReceiptId(UUID(fold.receipt_id)), state, output, shown, releases, acting, error)))
+        run.effects.append(
+            CompleteReceipt(
+                EffectResult(ReceiptId(UUID(fold.receipt_id)), state, output, shown, releases, acting, error)
+            )
+        )
 
 
 def doubted_by(run: LeasedRun, fold: StepSnapshot) -> WorkerId | None:

@@ -154,5 +154,5 @@ def find(tools: Registry, name: str) -> RegisteredTool:
     tool = tools.find(name)
     if tool is None:
         # Not terminal: the worker may be older than the workflow, and the next to try may have the tool.
-        raise Retryable(f"no tool {name} in this worker; add its file to INTERLOCK_TOOLS")
+        raise Retryable(tools.missing(name, "in this worker"))
     return tool

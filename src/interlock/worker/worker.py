@@ -443,7 +443,9 @@ class Worker:
             takes_more = self.may_begin and not self.draining
             if takes_more and (room := self.claimer.room) > 0 and (flows := self.shop.tools.flows.all()):
                 awaited = [flow.plan.awaited for flow in flows]
-                await flow_deployments.resume_awaiting(self.database, awaited, self.me.actor, pools, self.tenants, most=room)
+                await flow_deployments.resume_awaiting(
+                    self.database, awaited, self.me.actor, pools, self.tenants, most=room
+                )
             self.crowded = self.claimer.is_full and await self.database.value("work_is_waiting", pools, self.tenants)
             if self.drivers:
                 await self._nudge_all()

@@ -3,7 +3,6 @@
 A quota is compared before a row is added, without a lock: requests at the same moment may exceed it by a few rows.
 """
 
-
 from interlock.errors import Conflict, RateLimited
 from interlock.ids import TenantId
 from interlock.settings import Settings

@@ -174,7 +174,10 @@ def _bound(row: Row) -> Binding:
 def _from_environment(name: str, is_default: bool) -> str:
     value = os.environ.get(_ENVIRONMENT + name.upper(), "") if is_default else ""
     if not value:
-        raise Terminal(f"no secret {name}; set it with `interlock secret set {name} --tool TOOL`")
+        raise Terminal(
+            f"There is no secret {name}. Set it with `interlock secret set {name} --tool TOOL`,"
+            " or with `--no-tool` if only triggers use it."
+        )
     if len(value) < SHORTEST_SECRET:
         raise Terminal(f"secret {name} is too short to be kept out of logs: {SHORTEST_SECRET} characters at least")
     return value

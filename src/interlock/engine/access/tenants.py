@@ -105,9 +105,7 @@ async def create_tenant(
     max_writes_per_run: int | None = None,
     exist_ok: bool = False,
 ) -> Row:
-    made = await tx.value(
-        "create_tenant", uuid7(), name, max_concurrency, weight, max_runs_per_min, max_writes_per_run
-    )
+    made = await tx.value("create_tenant", uuid7(), name, max_concurrency, weight, max_runs_per_min, max_writes_per_run)
     if made is None and not exist_ok:
         raise Conflict(f"tenant {name} exists already", code="TENANT_EXISTS")
     row = await tx.row("tenant_named", name)
@@ -157,7 +155,9 @@ async def update_tenant(tx: Tx, name: str, changes: Mapping[str, Any]) -> Row:
     return row
 
 
-async def usage(database: Database, tenant_id: TenantId | None, cursor: UUID | None = None, limit: int = 1) -> list[Row]:
+async def usage(
+    database: Database, tenant_id: TenantId | None, cursor: UUID | None = None, limit: int = 1
+) -> list[Row]:
     """Return the usage of one tenant, or of all."""
     return await database.fetch("usage", tenant_id, cursor, limit)
 

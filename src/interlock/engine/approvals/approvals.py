@@ -25,7 +25,7 @@ from interlock.journal import ApprovalKind, CommandType, EntryType, RunCommand, 
 from interlock.lifecycle import APPROVAL, ApprovalEvent, ApprovalState, ReceiptEvent, ReceiptState, Tier
 from interlock.policy import policy
 from interlock.policy.action import ProposedAction
-from interlock.policy.quorum import CastVote, Question, Refusal, missing, outcome, refusal
+from interlock.policy.quorum import CastVote, Question, Refusal, excluded, missing, outcome, refusal
 from interlock.policy.roles import MAY, Permission, roles_with
 from interlock.store.pool import Database, Row, Tx
 from interlock.store.records import RunRecord
@@ -72,16 +72,12 @@ async def decide(
     event = outcome(question, votes)
     if event is None:
         about = {"type": EntryType.APPROVAL_VOTE, "approval_id": str(approval_id), "votes": len(votes)}
-        await deliver_command(
-            tx, run, RunCommand(CommandType.NOTE, principal.actor, about, step=approval["step"])
-        )
+        await deliver_command(tx, run, RunCommand(CommandType.NOTE, principal.actor, about, step=approval["step"]))
         return approval
     return await _resolve(tx, run, approval, event, principal.actor, reason, found_out)
 
 
-async def _open(
-    tx: Tx, plans: Plans, found: Row, workspace_id: str | None = None
-) -> tuple[OpenRun, Row]:
+async def _open(tx: Tx, plans: Plans, found: Row, workspace_id: str | None = None) -> tuple[OpenRun, Row]:
     """Lock the run and then the approval, in lock order, and return both."""
     run = await open_run(tx, plans, found["tenant_id"], found["run_id"], workspace_id)
     approval = await tx.row("lock_approval", found["tenant_id"], found["id"])
@@ -175,6 +171,11 @@ def why_cannot_vote(approval: Row, votes: Sequence[Row], who: Principal, *, appr
     return refused.detail if refused else None
 
 
+def excluded_from(approval: Row) -> list[str]:
+    """Return the names of the people who cannot approve because they requested or changed the action."""
+    return sorted({name_of(actor) for actor in excluded(question_of(approval))})
+
+
 def approvers_needed(approval: Row, votes: Sequence[Row]) -> int:
     return missing(question_of(approval), _cast(votes))
 
@@ -219,9 +220,7 @@ async def edit(
     return edited
 
 
-async def _put_in_place(
-    tx: Tx, approval: Row, action: ProposedAction, decision: policy.Decision, by: str
-) -> Row:
+async def _put_in_place(tx: Tx, approval: Row, action: ProposedAction, decision: policy.Decision, by: str) -> Row:
     """Replace the proposed action with the edited one.
 
     The policy's new decision sets the requirements for approvers. If the policy would now allow the action without
@@ -291,7 +290,7 @@ async def resolve_doubt(
     elif outcome == "fail":
         raise Conflict("its run does not wait for an answer any more", code="RUN_TERMINAL_STATE")
     elif principal.actor in await tx.value("requesters_of", receipt["run_id"]):
-        raise Forbidden("who asked for it cannot settle it: another person has to", code="SELF_APPROVAL")
+        raise Forbidden("you asked for it, so another person must say whether it happened", code="SELF_APPROVAL")
     if outcome == "fail":
         return  # the end of the run does not settle the effect: its key stays taken until a person resolves it
     status = ReceiptState.SUCCEEDED if outcome == "happened" else ReceiptState.FAILED

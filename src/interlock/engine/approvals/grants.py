@@ -27,9 +27,7 @@ async def give(
 
 
 async def revoke(tx: Tx, principal: Principal, grant_id: GrantId) -> Row:
-    row = await tx.row(
-        "revoke_grant", principal.tenant_id, grant_id, principal.actor, principal.workspace_id
-    )
+    row = await tx.row("revoke_grant", principal.tenant_id, grant_id, principal.actor, principal.workspace_id)
     if row is None:
         raise NotFound(f"no standing grant {grant_id}", code="GRANT_NOT_FOUND")
     return row

@@ -94,7 +94,11 @@ async def _reversed_elsewhere(tx: Executor, intents: Sequence[Declared]) -> dict
     reverses = [(i.reverses, tenant, run, i.step) for tenant, run, i in intents if i.reverses is not None]
     receipt_ids, run_ids = [r[0] for r in reverses], [r[2] for r in reverses]
     await sql.claim_reversals(
-        tx, receipt_ids=receipt_ids, tenant_ids=[r[1] for r in reverses], run_ids=run_ids, steps=[r[3] for r in reverses]
+        tx,
+        receipt_ids=receipt_ids,
+        tenant_ids=[r[1] for r in reverses],
+        run_ids=run_ids,
+        steps=[r[3] for r in reverses],
     )
     others = await sql.reversed_by_others(tx, receipt_ids=receipt_ids, run_ids=run_ids)
     by_receipt = {other.receipt_id: other for other in others}
@@ -161,7 +165,8 @@ def _standing(declared: DeclaredIntent) -> ReceiptState:
 async def complete(tx: Executor, results: Sequence[tuple[RunId, EffectResult]]) -> None:
     """Store the results of effects. A reversal that failed gives up its claim on the effect."""
     rows = [
-        ReceiptResult(r.receipt_id, r.status, r.output, r.response_metadata, r.acting_worker, r.error) for _, r in results
+        ReceiptResult(r.receipt_id, r.status, r.output, r.response_metadata, r.acting_worker, r.error)
+        for _, r in results
     ]
     _count(tx, await sql.complete_receipts(tx, results=rows))
     released = [(result.releases, run_id) for run_id, result in results if result.releases is not None]

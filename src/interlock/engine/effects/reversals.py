@@ -36,9 +36,7 @@ async def reverse(
         raise Conflict(f"{receipt['tool']} names no tool that undoes it", code="NOT_REVERSIBLE")
     if receipt["status"] != ReceiptState.SUCCEEDED:
         raise Conflict(f"the receipt is {receipt['status']}; only what happened can be undone", code="NOT_REVERSIBLE")
-    claimed = await tx.value(
-        "reverse_receipt", receipt_id, principal.tenant_id, new_id, reason, principal.actor
-    )
+    claimed = await tx.value("reverse_receipt", receipt_id, principal.tenant_id, new_id, reason, principal.actor)
     if claimed is None:
         raise Conflict(
             f"it was undone already, or is being undone, by run {receipt['reversal_run_id']}", code="ALREADY_REVERSED",

@@ -195,7 +195,9 @@ def checkpoint_of(row: Row) -> Checkpoint:
 # ---------------------------------------------------------------- checking
 
 
-async def verify(database: Database, tenant_id: TenantId, keyring: Keyring, anchors: Sequence[Checkpoint] = ()) -> Verdict:
+async def verify(
+    database: Database, tenant_id: TenantId, keyring: Keyring, anchors: Sequence[Checkpoint] = ()
+) -> Verdict:
     """Verify the chain from its start against the current journal, then the journal against the chain.
 
     `anchors` are checkpoints that were kept outside the database. They reveal a chain that was truncated before one

@@ -320,9 +320,7 @@ def refused(state: JobState, event: JobEvent) -> Exception:
     return JOB.refusal(state, event)
 
 
-async def _move(
-    tx: Tx, row: Row, event: JobEvent, actor: str, reason: str | None, *, done: int | None = None
-) -> Row:
+async def _move(tx: Tx, row: Row, event: JobEvent, actor: str, reason: str | None, *, done: int | None = None) -> Row:
     (moved,) = await _move_all(tx, [row], [reason], event, actor, done=done)
     return moved
 

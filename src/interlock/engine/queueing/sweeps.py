@@ -132,4 +132,12 @@ async def forget_keys(database: Database) -> int:
     return total
 
 
-__all__ = ["admit_blocked", "enforce_deadlines", "reclaim_lost", "recount_queues", "resume_due", "seconds_to_next", "tend"]
+__all__ = [
+    "admit_blocked",
+    "enforce_deadlines",
+    "reclaim_lost",
+    "recount_queues",
+    "resume_due",
+    "seconds_to_next",
+    "tend",
+]

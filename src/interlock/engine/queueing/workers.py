@@ -67,9 +67,7 @@ async def get(tx: Tx | Database, worker_id: WorkerId) -> Row:
     return _found(await tx.row("get_worker", worker_id), worker_id)
 
 
-async def start(
-    tx: Tx, actor: str, worker_id: WorkerId, *, host: str | None = None, reason: str | None = None
-) -> Row:
+async def start(tx: Tx, actor: str, worker_id: WorkerId, *, host: str | None = None, reason: str | None = None) -> Row:
     """Assign a requested worker to a supervisor, which starts its process."""
     row = _found(await tx.row("lock_worker", worker_id), worker_id)
     _check(row, WorkerEvent.START)
@@ -84,16 +82,16 @@ async def start(
     return await _move(tx, row, WorkerEvent.START, actor, reason)
 
 
-async def order(
-    tx: Tx, actor: str, worker_id: WorkerId, event: WorkerEvent, reason: str | None = None
-) -> Row:
+async def order(tx: Tx, actor: str, worker_id: WorkerId, event: WorkerEvent, reason: str | None = None) -> Row:
     """Apply any event of the table. The worker's process is notified, and also asks every second."""
     row = _found(await tx.row("lock_worker", worker_id), worker_id)
     _check(row, event)
     return await _move(tx, row, event, actor, reason)
 
 
-async def report(database: Database, worker_id: WorkerId, event: WorkerEvent, actor: str, reason: str | None = None) -> Row:
+async def report(
+    database: Database, worker_id: WorkerId, event: WorkerEvent, actor: str, reason: str | None = None
+) -> Row:
     """Record an event that a worker or its supervisor reports. A repeated report changes nothing."""
 
     async def work(tx: Tx) -> Row:

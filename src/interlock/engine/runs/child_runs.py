@@ -51,7 +51,6 @@ class Child:
         """Return the idempotency key: a step of the parent starts this child once."""
         return f"run:{self.parent.id}:{self.step}"
 
-
     @property
     def row(self) -> NewRun:
         parent = self.parent

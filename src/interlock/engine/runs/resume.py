@@ -27,7 +27,8 @@ async def retry(tx: Tx, plans: Plans, principal: Principal, run_id: RunId, new_i
     """Start a new run on the same version that continues where the old one stopped."""
     old = await get(tx, principal, run_id)
     if old.status not in (RunState.FAILED, RunState.CANCELED):
-        raise refused(old.status, "retry")
+        why = f"Only a run that failed or was canceled can be retried. This run is {old.status}."
+        raise refused(old.status, "retry", why)
     before = await load_journal(tx, plans, old)
     effects = await _effects_certain(tx, principal.tenant_id, run_id, before)
     session_run = None

@@ -248,6 +248,8 @@ async def time_out(tx: Tx, plans: Plans, tenant_id: TenantId, run_id: RunId) -> 
     return await deliver_command(tx, run, RunCommand(CommandType.TIME_OUT, "system:deadline", data))
 
 
-def refused(state: RunState, event: str) -> InvalidTransition:
+def refused(state: RunState, event: str, why: str | None = None) -> InvalidTransition:
     metrics.refused.labels("run", state, event).inc()
-    return RUN.refusal(state, event)
+    refusal = RUN.refusal(state, event)
+    refusal.detail = why or refusal.detail
+    return refusal

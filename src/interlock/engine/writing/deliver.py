@@ -143,9 +143,7 @@ def _has_news(journal: Journal) -> bool:
 # ---------------------------------------------------------------- saving
 
 
-async def save(
-    tx: Tx, run: OpenRun, release: LeaseRelease, requests: Sequence[ApprovalRequest] = ()
-) -> LockedRun:
+async def save(tx: Tx, run: OpenRun, release: LeaseRelease, requests: Sequence[ApprovalRequest] = ()) -> LockedRun:
     """Write the journal's new entries and the new values of the run's row, which this transaction has locked."""
     journal, row = run.journal, run.row
     assert journal is not None
@@ -173,7 +171,13 @@ async def save(
 
 def _row(row: LockedRun) -> WrittenRow:
     return WrittenRow(
-        row.id, row.tenant_id, row.lease_token, row.status, row.requested_by, row.parent_run_id is not None, row.queue_id
+        row.id,
+        row.tenant_id,
+        row.lease_token,
+        row.status,
+        row.requested_by,
+        row.parent_run_id is not None,
+        row.queue_id,
     )
 
 
@@ -185,9 +189,7 @@ async def _commit(tx: Tx, change: RunChange) -> None:
 
 async def _requeue(tx: Tx, row: LockedRun, is_new: bool, reclaimed: bool) -> None:
     limited = row.workflow if row.has_concurrency_limit else None
-    move = QueueMove(
-        row.tenant_id, row.id, None, row.queue_id, limited, LATER if is_new else SOONER, is_new, reclaimed
-    )
+    move = QueueMove(row.tenant_id, row.id, None, row.queue_id, limited, LATER if is_new else SOONER, is_new, reclaimed)
     await sql.requeue_run(tx, move=move)
 
 
