@@ -23,6 +23,11 @@ RETURN pg_catalog.now() + coalesce(current_setting('tests.ahead', true), '0')::i
 CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE sql
 RETURN pg_catalog.clock_timestamp() + coalesce(current_setting('tests.ahead', true), '0')::interval;
 """
+# As `interlock.testing` replaces it, on top of this module's `now()`.
+_MOVABLE_NOW = """
+CREATE OR REPLACE FUNCTION interlock.now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
+  SELECT coalesce(nullif(current_setting('interlock.now', true), '')::timestamptz, public.now())
+$$"""
 
 
 def ahead() -> float:
@@ -48,6 +53,7 @@ class FixedScratch(Scratch):
     async def prepare_template(self, url: str) -> None:
         await self.administer(_DATABASE, url=url)
         await super().prepare_template(url)
+        await self.administer(_MOVABLE_NOW, url=url)
 
 
 @contextmanager

@@ -57,9 +57,9 @@ class World:
     async def die_at(self, number: int, *, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Give a worker that is killed at its n-th commit: before the commit, or between the commit and its answer."""
         there, commits = asyncio.Event(), 0
-        really = batch_committer.append
+        really = batch_committer.commit
 
-        async def append(*args: Any) -> Any:
+        async def commit(*args: Any) -> Any:
             nonlocal commits
             commits += 1
             answers = await really(*args) if commits < number or after else None
@@ -70,7 +70,7 @@ class World:
 
         rig = self.talk.rig
         with monkeypatch.context() as patched:
-            patched.setattr(batch_committer, "append", append)
+            patched.setattr(batch_committer, "commit", commit)
             task = asyncio.create_task(
                 Worker(rig.database, rig.settings, tools=rig.tools, capacity=2).run(asyncio.Event())
             )

@@ -12,6 +12,8 @@ from interlock.agents.conversation import conversation
 from interlock.engine import sessions
 from interlock.engine.proof import audit
 from interlock.engine.queueing import sweeps
+from interlock.engine.runs import runs
+from interlock.ids import RunId
 from interlock.integrations.webhooks import run_data
 from interlock.wire import WebhookEvent
 from interlock.worker.worker import Worker
@@ -357,7 +359,7 @@ async def test_the_model_is_told_what_was_said_before(rig: Rig, talk: Talk) -> N
     await talk.post(f"/api/runs/{interrupted['run_id']}/interrupt")
     last = await talk.told("hello", session_id=sent["session_id"])
     await talk.ended(last["run_id"])
-    [row] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1", UUID(last["run_id"]))
+    row = await runs.get(rig.database, rig.admin, RunId(UUID(last["run_id"])))
     plan = await rig.plans.get(rig.admin.tenant_id, "support", 1)
     told = conversation(await sessions.memory(rig.database, row, plan), "")
     texts: list[Any] = [str(part.content) for message in told for part in message.parts if hasattr(part, "content")]
@@ -403,8 +405,8 @@ async def test_the_model_is_told_that_nobody_knows_whether_a_write_was_done(
         await talk.ended(sent["run_id"])
     [receipt] = (await talk.get(f"/api/runs/{sent['run_id']}/receipts"))["items"]
     last = await talk.told("and now?", session_id=sent["session_id"])
-    [row] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1", UUID(last["run_id"]))
-    told = conversation(await sessions.memory(rig.database, row, await rig.plans.get(row["tenant_id"], "payer", 1)), "")
+    row = await runs.get(rig.database, rig.admin, RunId(UUID(last["run_id"])))
+    told = conversation(await sessions.memory(rig.database, row, await rig.plans.get(row.tenant_id, "payer", 1)), "")
     [answer] = [part for message in told for part in message.parts if isinstance(part, ToolReturnPart)]
     assert "Nobody knows whether it was done" in str(answer.content)
     assert (receipt["status"] == "in_doubt") == (ended == "lost" or not idempotent)

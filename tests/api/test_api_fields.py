@@ -157,5 +157,5 @@ async def test_an_idempotency_record_says_when_it_was_tried_last(rig: Rig, http:
 
 
 async def test_history_is_indexed_by_time(rig: Rig) -> None:
-    found = await rig.sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'history'")
+    found = await rig.sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'resource_event'")
     assert any("(machine, at)" in row["indexdef"] for row in found)

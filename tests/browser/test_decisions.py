@@ -31,7 +31,9 @@ async def ask(rig: Rig, n: int, *, tier: str = "low") -> UUID:
 
 
 async def asker(rig: Rig) -> Principal:
-    return await rig.person(f"asker-{await rig.database.pool.fetchval('SELECT count(*) FROM api_key')}", Role.OPERATOR)
+    return await rig.person(
+        f"asker-{await rig.database.pool.fetchval('SELECT count(*) FROM interlock.api_key')}", Role.OPERATOR
+    )
 
 
 async def status_of(rig: Rig, run_id: UUID) -> str:

@@ -16,6 +16,7 @@ from interlock.engine.writing.change import RunChange
 from interlock.engine.writing.commit import CommitResult, commit, result_of_earlier
 from interlock.journal import Entry
 from interlock.lifecycle import WorkerEvent
+from interlock.store import sql
 from interlock.store.pool import Tx
 from interlock.store.records import ClaimedRun
 from interlock.tools import Context
@@ -109,7 +110,7 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     dead = await worker_of(rig, victim)
     await start_runs(rig, "slow", 3, {"ms": 600})
     await yard.until_begun(3)
-    leases = await rig.sql("SELECT * FROM interlock.run WHERE lease_worker = $1", dead.id)
+    leases = await sql.leases_of(rig.database, worker_id=dead.id)
     assert len(leases) == 3
     victim.kill()
 
@@ -117,10 +118,10 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     await until(lambda: _held_by(rig, heir, 3), "the runs have a new holder", LEASE_SECONDS + 10)
     before = await journal(rig)
     for row in leases:
-        seq = next(e["seq"] for e in reversed(before) if e["run_id"] == row["id"])
+        seq = next(e["seq"] for e in reversed(before) if e["run_id"] == row.id)
         for writer in (dead, heir):  # the token decides, not only the worker id
-            assert not (await _commit_by_hand(rig, writer, row, row["lease_token"], seq + 1)).kept
-        assert not (await _commit_by_hand(rig, dead, row, row["lease_token"] + 1, seq + 1)).kept
+            assert not (await _commit_by_hand(rig, writer, row, row.lease_token, seq + 1)).kept
+        assert not (await _commit_by_hand(rig, dead, row, row.lease_token + 1, seq + 1)).kept
     after = await journal(rig)
     assert [e for e in after if e["data"] and "by hand" in str(e["data"])] == []
 
@@ -128,14 +129,14 @@ async def test_an_append_with_a_dead_workers_token_is_refused(rig: Rig, yard: Ya
     await assert_nothing_was_lost(rig, yard, runs=3, steps=2)
 
 
-async def test_an_commit_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
+async def test_a_commit_by_hand_with_the_right_token_is_kept(rig: Rig, yard: Yard) -> None:
     """The rejections above have no other cause."""
     await rig.apply(workflow("slow", 2))
     holder = await worker_of(rig, yard.worker(concurrency=5))
     await start_runs(rig, "slow", 1, {"ms": 5000})
     await yard.until_begun(1)
-    row = (await rig.sql("SELECT * FROM interlock.run"))[0]
-    answer = await _commit_by_hand(rig, holder, row, row["lease_token"], row["seq"] + 20)
+    [row] = await sql.leases_of(rig.database, worker_id=holder.id)
+    answer = await _commit_by_hand(rig, holder, row, row.lease_token, row.seq + 20)
     assert answer.kept
 
 

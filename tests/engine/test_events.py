@@ -11,7 +11,7 @@ from tests.rig import Hold, Rig
 
 from interlock.engine.access.principal import Principal
 from interlock.engine.ingress import external_events
-from interlock.engine.writing import run_commands
+from interlock.engine.writing import deliver
 from interlock.ids import uuid7
 from interlock.journal import encode
 from interlock.worker.worker import Worker
@@ -51,7 +51,7 @@ async def send(
 ) -> Any:  # fmt: skip
     new = external_events.NewEvent(id or str(uuid7()), type, about, encode({} if payload is None else payload))
     return await rig.database.run_in_transaction(
-        lambda tx: external_events.send(tx, rig.database, rig.plans, who or rig.admin, new)
+        lambda tx: external_events.send(tx, rig.settings, rig.plans, who or rig.admin, new)
     )
 
 
@@ -77,7 +77,7 @@ async def test_an_event_that_comes_after_its_wait_moves_the_run_at_once_and_with
     assert (waiting["status"], waiting["step"]["paid"]["status"]) == ("waiting_external", "waiting_external")
     assert waiting["step"]["paid"]["waits_for"]["event"] == "bank.settled"
     sent = await send(rig, "ch_1", {"amount": 5}, id="evt_1")
-    assert (sent["run_id"], sent["step"]) == (run_id, "paid")
+    assert (sent.run_id, sent.step) == (run_id, "paid")
     run = await rig.run(run_id)
     step = run["step"]["paid"]
     assert (step["status"], step["output"], step["waits_for"]) == ("succeeded", {"amount": 5}, None)
@@ -93,7 +93,7 @@ async def test_an_event_that_comes_first_is_kept_and_is_there_when_the_step_wait
     told = tools(rig)
     await rig.apply(AFTER_A_STEP)
     sent = await send(rig, "ch_1", {"amount": 7})
-    assert sent["run_id"] is None
+    assert sent.run_id is None
     run = await rig.work_until(await rig.start("after", {"charge": "ch_1"}))
     assert (run["status"], run["result"], told) == ("succeeded", 7, [7])
     [row] = await rig.sql("SELECT run_id, step, consumed_at FROM interlock.external_event")
@@ -127,7 +127,7 @@ async def test_a_waiting_run_costs_one_row_and_no_lease(rig: Rig) -> None:
 async def test_each_event_is_for_one_step_and_the_longest_wait_comes_first(rig: Rig) -> None:
     await rig.apply(SETTLED)
     first, second = [await rig.start("settled", {"charge": "ch_1"}) for _ in range(2)]
-    assert [(await send(rig, "ch_1"))["run_id"] for _ in range(3)] == [first, second, None]
+    assert [(await send(rig, "ch_1")).run_id for _ in range(3)] == [first, second, None]
     third = await rig.start("settled", {"charge": "ch_1"})
     assert (await rig.run(third))["step"]["paid"]["status"] == "succeeded"
     await nobody_is_missed(rig)
@@ -151,7 +151,7 @@ async def test_an_event_of_another_type_thing_tenant_or_workspace_never_matches(
         await send(rig, "ch_2"), await send(rig, "ch_1", type="bank.failed"), await send(rig, "ch_1", who=other),
         await send(rig, "ch_1", who=elsewhere),
     ):  # fmt: skip
-        assert sent["run_id"] is None
+        assert sent.run_id is None
     assert (await rig.run(run_id))["status"] == "waiting_external"
     # The same holds if the event arrived first.
     again = await rig.start("settled", {"charge": "ch_1"})
@@ -161,7 +161,7 @@ async def test_an_event_of_another_type_thing_tenant_or_workspace_never_matches(
 async def test_a_number_is_a_correlation_too_and_nothing_else_is(rig: Rig) -> None:
     await rig.apply(SETTLED)
     run_id = await rig.start("settled", {"charge": 17})
-    assert (await send(rig, "17"))["run_id"] == run_id
+    assert (await send(rig, "17")).run_id == run_id
     for wrong in (None, "", True, [1], "x" * 501):
         run = await rig.run(await rig.start("settled", {"charge": wrong}))
         assert (run["status"], run["reason"]) == ("failed", "terminal_error")
@@ -201,7 +201,7 @@ async def test_without_its_event_in_time_the_run_fails_and_the_event_is_kept_for
     assert (run["status"], run["reason"]) == ("failed", "external_timeout")
     assert run["error"]["message"] == "no bank.settled for ch_1 came in time"
     assert "paid: waiting_external -fail-> failed" in await rig.journal(run_id)
-    assert (await send(rig, "ch_1"))["run_id"] is None
+    assert (await send(rig, "ch_1")).run_id is None
 
 
 async def test_on_timeout_continue_goes_on_without_an_output(rig: Rig) -> None:
@@ -214,7 +214,7 @@ async def test_on_timeout_continue_goes_on_without_an_output(rig: Rig) -> None:
     run_id = await rig.start("w")
     rig.clock.advance(5)
     await rig.sweep()
-    assert (await send(rig, "c", type="e"))["run_id"] is None, "it comes too late, and is another's"
+    assert (await send(rig, "c", type="e")).run_id is None, "it comes too late, and is another's"
     run = await rig.work_until(run_id)
     assert (run["status"], run["step"]["paid"]["output"], told) == ("succeeded", None, [3])
 
@@ -226,7 +226,7 @@ async def test_without_a_timeout_it_waits_for_ever(rig: Rig) -> None:
     rig.clock.advance(3650 * 86400)
     await rig.sweep()
     assert (await rig.run(run_id))["status"] == "waiting_external"
-    assert (await send(rig, "c", type="e"))["run_id"] == run_id
+    assert (await send(rig, "c", type="e")).run_id == run_id
     assert (await rig.work_until(run_id))["status"] == "succeeded"
 
 
@@ -247,7 +247,7 @@ async def test_a_run_that_ends_waits_no_more(rig: Rig) -> None:
     run_id = await rig.start("settled", {"charge": "ch_1"})
     await rig.cancel(run_id)
     assert await rig.sql("SELECT FROM interlock.event_subscription") == []
-    assert (await send(rig, "ch_1"))["run_id"] is None
+    assert (await send(rig, "ch_1")).run_id is None
 
 
 # ---------------------------------------------------------------- while a worker holds the run
@@ -273,7 +273,7 @@ async def test_a_word_for_a_run_that_is_held_goes_through_its_inbox(rig: Rig) ->
     async with rig.worker():
         await hold.inside()
         await rig.until_journal(run_id, "paid: pending -park-> waiting_external")
-        assert (await send(rig, "c", 1, type="e"))["run_id"] == run_id
+        assert (await send(rig, "c", 1, type="e")).run_id == run_id
         await rig.until_journal(run_id, "paid: waiting_external -arrive-> succeeded")
         hold.release.set()
         run = await rig.until(run_id)
@@ -294,7 +294,7 @@ async def test_an_event_in_the_inbox_of_a_worker_that_dies_is_not_lost(rig: Rig)
     await rig.until_journal(run_id, "paid: pending -park-> waiting_external")
     stuck.cancel()
     await asyncio.wait([stuck])
-    assert (await send(rig, "c", 1, type="e"))["run_id"] == run_id
+    assert (await send(rig, "c", 1, type="e")).run_id == run_id
     assert len(await rig.sql("SELECT FROM interlock.run_command")) == 1
     rig.clock.advance(60)
     await rig.sweep()
@@ -318,7 +318,7 @@ async def test_who_keeps_an_event_is_seen_by_who_begins_to_wait_meanwhile(rig: R
     await rig.apply(SETTLED)
     new = external_events.NewEvent("a", "bank.settled", "ch_1", "{}")
     async with rig.database.transaction() as tx:
-        assert (await external_events.send(tx, rig.database, rig.plans, rig.admin, new))["run_id"] is None
+        assert (await external_events.send(tx, rig.settings, rig.plans, rig.admin, new)).run_id is None
         starting = asyncio.create_task(rig.start("settled", {"charge": "ch_1"}))
         await _blocked(rig, "await_events")
     run = await rig.run(await starting)
@@ -329,22 +329,22 @@ async def test_who_keeps_an_event_is_seen_by_who_begins_to_wait_meanwhile(rig: R
 async def test_who_begins_to_wait_is_seen_by_who_sends_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.apply(SETTLED)
     begun, go = asyncio.Event(), asyncio.Event()
-    save = run_commands.save
+    save = deliver.save
 
     async def hesitating(*args: Any) -> Any:
         begun.set()
         await go.wait()
         return await save(*args)
 
-    monkeypatch.setattr(run_commands, "save", hesitating)
+    monkeypatch.setattr(deliver, "save", hesitating)
     starting = asyncio.create_task(rig.start("settled", {"charge": "ch_1"}))
     await begun.wait()
-    monkeypatch.setattr(run_commands, "save", save)
+    monkeypatch.setattr(deliver, "save", save)
     sending = asyncio.create_task(send(rig, "ch_1"))
     await _blocked(rig, "lock_event")
     go.set()
     run_id = await starting
-    assert (await sending)["run_id"] == run_id
+    assert (await sending).run_id == run_id
     assert (await rig.run(run_id))["step"]["paid"]["status"] == "succeeded"
 
 

@@ -28,8 +28,8 @@ async def test_a_decision_and_a_cancel_read_the_definition_on_their_own(rig: Rig
     await rig.apply(GATED)
     decided, canceled = await rig.start("gated"), await rig.start("gated")
     async with asyncio.timeout(5):
-        await narrow.run_in_transaction(lambda tx: approvals.approve_run(tx, narrow, Plans(narrow), rig.admin, decided))
-        await narrow.run_in_transaction(lambda tx: runs.cancel(tx, narrow, Plans(narrow), rig.admin, canceled))
+        await narrow.run_in_transaction(lambda tx: approvals.approve_run(tx, Plans(narrow), rig.admin, decided))
+        await narrow.run_in_transaction(lambda tx: runs.cancel(tx, Plans(narrow), rig.admin, canceled))
     assert (await rig.run(decided))["step"]["ask"]["status"] == "succeeded"
     assert (await rig.run(canceled))["status"] == "canceled"
 
@@ -47,6 +47,6 @@ async def test_an_edit_reads_the_policy_on_its_own(rig: Rig, narrow: Database) -
     policies = Policies(narrow, rig.tools)
     async with asyncio.timeout(5):
         edited = await narrow.run_in_transaction(
-            lambda tx: approvals.edit(tx, narrow, Plans(narrow), policies, editor, question["id"], patch={"value": 2})
+            lambda tx: approvals.edit(tx, Plans(narrow), policies, editor, question["id"], patch={"value": 2})
         )
     assert edited["edited_by"] == [editor.actor]

@@ -225,8 +225,11 @@ async def test_a_worker_in_a_write_delays_neither_its_heartbeat_nor_the_loss_of_
     silent = await leases.register(rig.database, capacity=1, lease_seconds=5)
     for me in (cut_off, silent):
         await rig.sql("UPDATE interlock.worker SET status = 'running' WHERE id = $1", me.id)
+    rig.tool("t.work")(Hold().__call__)
+    await rig.apply(CAPPED)
+    await rig.start("capped")
     async with rig.database.transaction() as tx:
-        await leases.claim(tx, cut_off, 1)
+        assert await leases.claim(tx, cut_off, 1)
         async with asyncio.timeout(5):
             await leases.heartbeat(rig.database, cut_off)
         rig.clock.advance(60)

@@ -153,7 +153,9 @@ async def test_a_lane_whose_worker_was_lost_has_no_credit_for_having_slept(rig: 
     await rig.sql("UPDATE interlock.queue SET virtual_time = 1000 WHERE tenant_id = $1", other.tenant_id)
     rig.clock.advance(60)
     await rig.sweep()
-    assert [row["virtual_time"] for row in await rig.sql("SELECT virtual_time FROM interlock.queue WHERE active")] == [
+    assert [
+        row["virtual_time"] for row in await rig.sql("SELECT virtual_time FROM interlock.queue WHERE has_work")
+    ] == [
         1000,
         1000,
     ]

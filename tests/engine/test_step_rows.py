@@ -298,7 +298,7 @@ async def test_a_lost_step_is_reclaimed_under_a_new_token(rig: Rig) -> None:
     rig.clock.freeze()
     run_id = await rig.start("w")
     me, claimed = await rig.claim_by_hand()
-    assert [row["id"] for row in claimed] == [run_id]
+    assert [run.id for run in claimed] == [run_id]
     rig.clock.advance(6)
     await rig.sweep()
     run = await rig.work_until(run_id)
@@ -331,7 +331,7 @@ async def test_a_step_that_loses_its_worker_again_and_again_fails_as_orphaned(ri
     )
     for _ in range(rig.settings.max_reclaims + 1):
         _, [claimed] = await rig.claim_by_hand()
-        if claimed["reclaimed"]:  # a driver's first write, before the driver is lost too
+        if claimed.reclaimed:  # a driver's first write, before the driver is lost too
             await rig.sql("UPDATE interlock.run SET seq = seq + 1")
             await rig.sql(entries)
         rig.clock.advance(6)

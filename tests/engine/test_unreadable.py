@@ -165,7 +165,7 @@ async def test_who_gives_it_up_changes_nothing_if_another_holds_it_by_then(rig: 
     await spoil(rig, "list")
     _, [row] = await rig.claim_by_hand()
     await rig.database.run_in_transaction(
-        lambda tx: fail_unreadable(tx, rig.database, row, "worker:other", "it cannot be read")
+        lambda tx: fail_unreadable(tx, row.tenant_id, row.id, "worker:other", "it cannot be read")
     )
     [run] = await rig.sql("SELECT status, lease_worker IS NOT NULL AS held FROM interlock.run WHERE id = $1", run_id)
     assert tuple(run) == ("running", True)
@@ -176,20 +176,20 @@ async def test_a_run_that_is_handed_back_keeps_its_place_under_the_cap(rig: Rig)
     await rig.apply(LIST.replace("steps", "caps: {max_concurrency: 1}, steps"))
     first, _ = [await rig.start("list") for _ in range(2)]
     me, [row] = await rig.claim_by_hand()
-    await leases.hand_back(rig.database, me, row["id"], row["lease_token"])
+    await leases.hand_back(rig.database, me, row.id, row.lease_token)
     await rig.sweep()
     assert [tuple(r) for r in await rig.sql("SELECT run_id, workflow FROM interlock.ready_run")] == [(first, "list")]
     assert len(await rig.sql("SELECT FROM interlock.blocked_run")) == 1
 
 
 async def test_who_hands_it_back_too_late_takes_it_from_nobody(rig: Rig) -> None:
-    """Another worker got the run while its old holder waited for the lane lock, so the old holder's view is stale."""
+    """Another worker got the run while its old holder waited for the row, so the old holder's view is stale."""
     await rig.apply(LIST)
     run_id = await rig.start("list")
     me, [row] = await rig.claim_by_hand()
     async with rig.database.connection() as connection, connection.transaction():
-        await connection.execute("SELECT FROM interlock.queue FOR UPDATE")
-        late = asyncio.create_task(leases.hand_back(rig.database, me, row["id"], row["lease_token"]))
+        await connection.execute("SELECT FROM interlock.run FOR UPDATE")
+        late = asyncio.create_task(leases.hand_back(rig.database, me, row.id, row.lease_token))
         waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         while not late.done() and not await rig.sql(waits):
             pass

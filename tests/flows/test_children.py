@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from interlock import Context, FlowContext, StepFailed, Terminal
-from interlock.engine.runs import child_runs
+from interlock.engine.runs import run_signals
 from tests.flows.test_crash import Steps
 from tests.governed.conftest import lose
 from tests.rig import Hold, Rig
@@ -131,14 +131,14 @@ async def test_a_tree_of_fifty_runs_in_flight_is_stopped_from_its_root(rig: Rig)
                 await held.inside()
             await rig.cancel(root)
             while await rig.sql("SELECT FROM interlock.run WHERE completed_at IS NULL"):
-                await child_runs.deliver(rig.database, rig.plans)
+                await run_signals.deliver(rig.database, rig.plans)
                 await asyncio.sleep(0)
         await worker.idle()
     ended = await rig.sql("SELECT status, reason, count(*) FROM interlock.run GROUP BY 1, 2 ORDER BY 3")
     counted = {(row["status"], row["reason"]): row["count"] for row in ended}
     assert counted == {("canceled", "canceled_by_user"): 1, ("canceled", "canceled_by_parent"): 49}
     assert held.interrupted
-    await child_runs.deliver(rig.database, rig.plans)
+    await run_signals.deliver(rig.database, rig.plans)
     assert await rig.sql("SELECT FROM interlock.run_signal") == []
 
 
@@ -198,7 +198,7 @@ async def test_the_word_of_a_childs_end_is_not_lost_with_the_worker(rig: Rig, mo
 
     from interlock.worker.worker import Worker
 
-    monkeypatch.setattr(Worker, "run_errands", lambda self: ended.set())
+    monkeypatch.setattr(Worker, "deliver_signals", lambda self: ended.set())
     run_id = await rig.start("parent")
     worker = Worker(rig.database, rig.settings, tools=rig.tools)
     task = asyncio.create_task(worker.run(asyncio.Event()))
@@ -447,10 +447,10 @@ async def test_a_parent_that_undoes_what_it_did_stops_its_children_first(rig: Ri
         await rig.until(made["id"], "waiting_external")
         await (rig.approve(run_id) if how == "fails" else rig.cancel(run_id))
         await undoing.inside()
-        await child_runs.deliver(rig.database, rig.plans)  # or the worker delivers it at this moment
+        await run_signals.deliver(rig.database, rig.plans)  # or the worker delivers it at this moment
         assert (await rig.until(made["id"], "x"))["reason"] == "canceled_by_parent"
         undoing.release.set()
         run = await rig.until(run_id, "x")
     assert (run["status"], run["step"]["sub"]["status"]) == ("failed" if how == "fails" else "canceled", "canceled")
-    await child_runs.deliver(rig.database, rig.plans)
+    await run_signals.deliver(rig.database, rig.plans)
     assert await rig.sql("SELECT FROM interlock.run_signal") == []

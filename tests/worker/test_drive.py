@@ -979,11 +979,11 @@ async def test_a_slow_steps_start_is_written_before_what_follows_it(
     monkeypatch.setattr(worker, "_SLOW_STEP_SECONDS", 0.01)
     real = batch_committer.commit
 
-    async def delayed(database: Any, connection: Any, me: Any, writes: list[Write]) -> Any:
-        if any(e.event == "claim" for w in writes for e in w.entries):
+    async def delayed(tx: Any, changes: list[RunChange], *args: Any) -> Any:
+        if any(e.event == "claim" for change in changes for e in change.entries):
             hold.release.set()
             await asyncio.sleep(0.1)  # without waiting for this, the next write would overtake it
-        return await real(database, connection, me, writes)
+        return await real(tx, changes, *args)
 
     monkeypatch.setattr(batch_committer, "commit", delayed)
     await rig.apply(ONE)

@@ -342,7 +342,7 @@ class Suspect:
     """A run that waits for its trial."""
 
     def __init__(self) -> None:
-        self.wake, self.mail, self.worker = asyncio.Event(), False, self
+        self.wake, self.has_commands, self.worker = asyncio.Event(), False, self
 
     def should_release(self, _run: Any) -> bool:
         return False

@@ -368,9 +368,9 @@ async def test_reserving_a_worker_and_letting_it_go_takes_its_seat(rig: Rig, hol
         job_id = await job_of(rig)
         if order == "release_workers":
             await rig.sql("UPDATE interlock.worker SET job_id = $1 WHERE id = $2", job_id, me.id)
-            await rig.database.fetch(order, rig.clock(), [job_id])
+            await rig.database.fetch(order, [job_id])
         else:
-            await rig.database.fetch(order, rig.clock(), job_id, 1, rig.admin.tenant_id)
+            await rig.database.fetch(order, job_id, 1, rig.admin.tenant_id)
             assert (await rig.sql("SELECT job_id FROM interlock.worker"))[0]["job_id"] == job_id
         assert await seats(rig) == set()
 

@@ -46,6 +46,7 @@ from interlock.engine.access.principal import DEFAULT_TENANT
 from interlock.errors import Forbidden, InterlockError, Invalid, MethodNotAllowed, NotFound, TooLarge, Unavailable
 from interlock.lifecycle import JOB, RUN, WORKER
 from interlock.policy.roles import Permission
+from interlock.store import sql
 from interlock.store.pool import TRANSIENT, UNSTORABLE
 from interlock.telemetry import exposition, log, metrics
 from interlock.wire.validation_errors import wrong
@@ -92,7 +93,7 @@ async def readyz(request: Request) -> Response:
     """Return 200 if the server can work: the database answers. `warnings` lists what an operator should look at."""
     services: AppContext = request.app.state.services
     try:
-        await services.database.value("work_is_waiting", patience=0.5)
+        await sql.work_is_waiting(services.database.patiently(0.5), pools=[], tenants=None)
     except Unavailable as error:
         return problem_response(_of_unavailable(request, error))
     warnings = [warning for warning in (clock.difference(), services.database.went_back) if warning is not None]

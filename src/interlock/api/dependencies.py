@@ -5,8 +5,8 @@ import base64
 import binascii
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -226,7 +226,7 @@ def page(rows: list[Any], limit: int, view: Callable[[Any], dict[str, Any]], key
 
 
 def _field(row: Any, name: str) -> Any:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+    return getattr(row, name) if is_dataclass(row) else row[name]
 
 
 def encode_cursor(value: UUID | str | int) -> str:

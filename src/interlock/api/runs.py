@@ -264,8 +264,8 @@ async def stop_run(
     tx: Tx, found: AppContext, who: Principal, run_id: RunId, body: CancelRequest | None, *, interrupt: bool
 ) -> StoredResponse:
     reason = body.reason if body else None
-    row = await runs.cancel(tx, found.plans, who, run_id, reason=reason, interrupt=interrupt)
-    return await _answer(tx, found, row)
+    await runs.cancel(tx, found.plans, who, run_id, reason=reason, interrupt=interrupt)
+    return await _answer(tx, found, await runs.get(tx, who, run_id))
 
 
 @router.post("/{run_id}/retry", status_code=201, response_model=Run)

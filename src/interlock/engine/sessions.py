@@ -18,7 +18,7 @@ from interlock.journal import Journal, encode
 from interlock.policy.roles import MAY, Permission
 from interlock.store import sql
 from interlock.store.pool import NO_TIMEOUT, Database, Row, Tx
-from interlock.store.records import ClaimedRun, LockedRun, NewRun, RunFacts
+from interlock.store.records import AnyRun, LockedRun, NewRun, RunFacts
 from interlock.telemetry import log
 
 _BATCH = 100
@@ -189,7 +189,7 @@ async def forget(database: Database, floor: UUID) -> None:
             pass
 
 
-async def memory(database: Database, run: ClaimedRun, plan: Plan) -> list[tuple[str, Journal]]:
+async def memory(database: Database, run: AnyRun, plan: Plan) -> list[tuple[str, Journal]]:
     """Return the messages of the session before this run, oldest first, each with the journal of its run."""
     if run.session_id is None or run.session_run is None:
         return []

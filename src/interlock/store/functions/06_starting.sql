@@ -14,15 +14,15 @@ BEGIN
       resume_count, seq, lease_token, lease_worker, queue_id, resume_at, deadline_at, watched_until, created_at, started_at
     )
     SELECT new.run_id, new.tenant_id, new.workspace_id, new.workflow, new.workflow_version, new.has_concurrency_limit,
-           CASE WHEN slot IS NULL THEN 'pending' ELSE 'running' END, new.input, new.trigger, new.requested_by,
+           CASE WHEN slot.worker_id IS NULL THEN 'pending' ELSE 'running' END, new.input, new.trigger, new.requested_by,
            new.requester, new.session_id, new.session_run, coalesce(new.auto_approve, false), new.job_id,
            new.parent_run_id, new.parent_step, new.resumed_from, new.root_id, coalesce(new.resume_count, 0),
-           CASE WHEN slot IS NULL THEN 1 ELSE 2 END, (slot IS NOT NULL)::int, slot.worker_id,
+           CASE WHEN slot.worker_id IS NULL THEN 1 ELSE 2 END, (slot.worker_id IS NOT NULL)::int, slot.worker_id,
            coalesce(new.job_id, new.tenant_id),
            CASE WHEN places[new.ordinality] > interlock.now() THEN places[new.ordinality] END,
            interlock.now() + make_interval(secs => new.deadline_seconds),
            interlock.now() + make_interval(secs => new.watch_seconds), interlock.now(),
-           CASE WHEN slot IS NOT NULL THEN interlock.now() END
+           CASE WHEN slot.worker_id IS NOT NULL THEN interlock.now() END
       FROM unnest(news) WITH ORDINALITY AS new
     RETURNING *
   ), entries AS (
@@ -170,7 +170,7 @@ BEGIN
   END IF;
   slot := interlock.take_dispatch_slot(given.tenant_id);
   PERFORM FROM interlock.insert_runs(ARRAY[given], NULL, slot);
-  IF slot IS NULL THEN
+  IF slot.worker_id IS NULL THEN
     INSERT INTO interlock.ready_run (tenant_id, run_id, queue_id, priority, is_new)
     VALUES (given.tenant_id, given.run_id, given.tenant_id, 1, true);
     PERFORM interlock.activate_queue(given.tenant_id, given.tenant_id);

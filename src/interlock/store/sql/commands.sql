@@ -41,8 +41,7 @@ WITH posted AS (
 )
 UPDATE interlock.run SET pending_commands = pending_commands + 1, status = @status
  WHERE id = @run_id
-RETURNING *, (SELECT heartbeat_at FROM interlock.worker WHERE worker.id = lease_worker) AS last_heartbeat_at,
-          pg_notify('interlock.run_command', lease_worker::text)::text;
+RETURNING *, pg_notify('interlock.run_command', lease_worker::text)::text;
 
 -- name: post_commands
 -- params: run_ids uuid[], commands text[], steps text?[], actors text[], data jsonb[]
