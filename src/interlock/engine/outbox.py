@@ -43,7 +43,7 @@ class OutboxMessage:
 
     id: int
     message_id: MessageId
-    destination_id: UUID
+    target_id: UUID
     tenant_id: TenantId
     channel: str
     event: str

@@ -69,7 +69,7 @@ class Dispatcher:
         batches: dict[UUID, list[OutboxMessage]] = defaultdict(list)
         messages = await outbox.claim(self._database, list(self._senders), busy=self._busy)
         for message in messages:
-            batches[message.destination_id].append(message)
+            batches[message.target_id].append(message)
         for destination, batch in batches.items():
             self._busy[destination] = asyncio.create_task(self._serve(destination, batch))
         return len(messages)

@@ -61,7 +61,7 @@ class WebhookSender:
 
     def _signed(self, message: OutboxMessage, body: str) -> dict[str, str]:
         assert message.sealed is not None
-        place = encryption.place_of_webhook(message.tenant_id, TargetId(message.destination_id))
+        place = encryption.place_of_webhook(message.tenant_id, TargetId(message.target_id))
         return signed_headers(message, body, encryption.decrypt(self._settings, place, message.sealed, "its secret"))
 
     async def _post(
