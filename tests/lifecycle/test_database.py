@@ -32,10 +32,16 @@ from interlock.wire import Role
 from tests.conftest import url_of
 from tests.lifecycle import expected
 
+# The tables of the machines that are not named like them.
+_TABLES = {"idempotency": "idempotency_record"}
 STORED = (RUN, APPROVAL, RECEIPT, WORKER, JOB, IDEMPOTENCY)
 MOVING = (RUN, APPROVAL, RECEIPT, WORKER, JOB)
 every_stored = pytest.mark.parametrize("machine", STORED, ids=lambda machine: machine.name)
 every_moving = pytest.mark.parametrize("machine", MOVING, ids=lambda machine: machine.name)
+
+
+def table_of(machine: Machine) -> str:
+    return f"interlock.{_TABLES.get(machine.name, machine.name)}"
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +93,7 @@ async def constraint(connection: Any, table: str, name: str) -> str | None:
 async def triggers(connection: Any, table: str) -> dict[str, str]:
     query = """SELECT tgname, pg_get_triggerdef(oid) AS text FROM pg_trigger
                 WHERE tgrelid = $1::regclass AND NOT tgisinternal"""
-    return {
-        row["tgname"]: row["text"].replace(f"public.{table} ", "it ") for row in await connection.fetch(query, table)
-    }
+    return {row["tgname"]: row["text"].replace(f"{table} ", "it ") for row in await connection.fetch(query, table)}
 
 
 async def differences(connection: Any, table: str, rendered: dict[str, str]) -> set[str]:
@@ -134,24 +138,35 @@ _FURTHER_TRIGGERS = {"run": {"run_keep", "run_stays"}}
 
 
 async def different_triggers(connection: Any, machine: Machine) -> set[str]:
-    table = machine.name
-    await connection.execute(f"CREATE TABLE scratch (LIKE {table})")
-    for name, when, then in (
-        (f"{table}_moves", illegal_move(machine), "refuse_move"),
-        (f"{table}_final", final(machine) + _BUT_FOR.get(table, ""), "refuse_change"),
+    name = machine.name
+    await connection.execute(f"CREATE TABLE interlock.scratch (LIKE {table_of(machine)})")
+    for trigger, when, then in (
+        (f"{name}_moves", illegal_move(machine), "refuse_move"),
+        (f"{name}_final", final(machine) + _BUT_FOR.get(name, ""), "refuse_change"),
     ):
         await connection.execute(
-            f"CREATE TRIGGER {name} BEFORE UPDATE ON scratch FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {then}()"
+            f"CREATE TRIGGER {trigger} BEFORE UPDATE ON interlock.scratch FOR EACH ROW WHEN ({when})"
+            f" EXECUTE FUNCTION interlock.{then}()"
         )
-    real, rendered = await triggers(connection, table), await triggers(connection, "scratch")
-    await connection.execute("DROP TABLE scratch")
+    real = await triggers(connection, table_of(machine))
+    rendered = await triggers(connection, "interlock.scratch")
+    await connection.execute("DROP TABLE interlock.scratch")
     differing = {name for name in real | rendered if real.get(name) != rendered.get(name)}
-    return differing - _FURTHER_TRIGGERS.get(table, set())
+    return differing - _FURTHER_TRIGGERS.get(name, set())
+
+
+async def type_of_status(connection: Any, machine: Machine) -> str | None:
+    """Return the type of the column with the state, and nothing if the column may be NULL."""
+    query = """SELECT atttypid::regtype::text FROM pg_attribute
+                WHERE attrelid = $1::regclass AND attname = 'status' AND attnotnull"""
+    found: str | None = await connection.fetchval(query, table_of(machine))
+    return found
 
 
 @every_stored
 async def test_the_checks_of_a_table_are_those_rendered_today(connection: Any, machine: Machine) -> None:
-    assert await differences(connection, machine.name, checks(machine)) == set()
+    assert await differences(connection, table_of(machine), checks(machine)) == set()
+    assert await type_of_status(connection, machine) == f"interlock.{machine.name}_state"
 
 
 @every_stored
@@ -162,19 +177,28 @@ async def test_the_domains_of_a_table_are_those_rendered_today(connection: Any, 
 @every_stored
 async def test_a_domain_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
     name = f"{machine.name}_state"
-    await connection.execute(f"ALTER DOMAIN {name} DROP CONSTRAINT {machine.name}_status")
+    await connection.execute(f"ALTER DOMAIN interlock.{name} DROP CONSTRAINT {machine.name}_status")
     assert await different_domains(connection, domains(machine)) == {name}
-    await connection.execute(f"ALTER DOMAIN {name} ADD CONSTRAINT {machine.name}_status CHECK (VALUE <> 'x')")
+    await connection.execute(f"ALTER DOMAIN interlock.{name} ADD CONSTRAINT {machine.name}_status CHECK (VALUE <> 'x')")
     assert await different_domains(connection, domains(machine)) == {name}
 
 
 @every_stored
 async def test_a_check_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
-    name = f"{machine.name}_status"
-    await connection.execute(f"ALTER TABLE {machine.name} DROP CONSTRAINT {name}")
-    assert await differences(connection, machine.name, checks(machine)) == {name}
-    await connection.execute(f"ALTER TABLE {machine.name} ADD CONSTRAINT {name} CHECK (status <> 'x')")
-    assert await differences(connection, machine.name, checks(machine)) == {name}
+    table = table_of(machine)
+    for column in machine.columns:
+        name = f"{machine.name}_{column}"
+        await connection.execute(f"ALTER TABLE {table} DROP CONSTRAINT {name}")
+        assert name in await differences(connection, table, checks(machine))
+        await connection.execute(f"ALTER TABLE {table} ADD CONSTRAINT {name} CHECK (status <> 'x')")
+        assert name in await differences(connection, table, checks(machine))
+
+
+async def test_a_status_of_another_type_would_be_found(connection: Any) -> None:
+    await connection.execute("ALTER TABLE interlock.queue ADD COLUMN status text NOT NULL DEFAULT 'x'")
+    assert await type_of_status(connection, Machine("queue", {})) == "text"
+    await connection.execute("ALTER TABLE interlock.queue ALTER COLUMN status DROP NOT NULL")
+    assert await type_of_status(connection, Machine("queue", {})) is None
 
 
 @every_moving
@@ -189,28 +213,29 @@ async def test_what_the_triggers_ask_is_what_is_rendered_today(connection: Any, 
 
 @every_moving
 async def test_a_trigger_that_differs_would_be_found(connection: Any, machine: Machine) -> None:
-    await connection.execute(f"DROP TRIGGER {machine.name}_final ON {machine.name}")
+    await connection.execute(f"DROP TRIGGER {machine.name}_final ON {table_of(machine)}")
     assert await different_triggers(connection, machine) == {f"{machine.name}_final"}
 
 
 async def test_the_check_of_an_entry_is_the_one_rendered_today(connection: Any) -> None:
-    assert await differences(connection, "entry", {"entry_transition": LEGAL_ENTRY}) == set()
+    assert await differences(connection, "interlock.journal_entry", {"journal_entry_transition": LEGAL_ENTRY}) == set()
     assert await different_domains(connection, {"entry_move": entry_moves(RUN, STEP)}) == set()
     assert await different_domains(connection, {"entry_move": entry_moves(STEP, RUN)}) == {"entry_move"}
 
 
 async def test_the_check_of_a_line_of_history_is_the_one_rendered_today(connection: Any) -> None:
-    assert await differences(connection, "history", {"history_transition": legal_history(WORKER, JOB)}) == set()
-    swapped = {"history_transition": legal_history(JOB, WORKER)}
-    assert await differences(connection, "history", swapped) == {"history_transition"}
+    name, table = "resource_event_transition", "interlock.resource_event"
+    assert await differences(connection, table, {name: legal_history(WORKER, JOB)}) == set()
+    assert await differences(connection, table, {name: legal_history(JOB, WORKER)}) == {name}
 
 
 async def test_the_other_words_in_checks_are_those_of_the_enums(connection: Any) -> None:
     held = ("run_waiting_is_free", f"VALUE IN ({listed(LEASABLE)})")
     reasons = ("run_reason_known", f"VALUE IN ({listed(RunReason)})")
     assert await different_domains(connection, {"run_leased": held, "run_known_reason": reasons}) == set()
-    assert await differences(connection, "approval", {"approval_tier_check": f"tier IN ({listed(Tier)})"}) == set()
-    assert await differences(connection, "api_key", {"api_key_role_check": f"role IN ({listed(Role)})"}) == set()
+    for table, column, words in (("approval", "tier", Tier), ("api_key", "role", Role)):
+        check = {f"{table}_{column}_check": f"{column} IN ({listed(words)})"}
+        assert await differences(connection, f"interlock.{table}", check) == set()
 
 
 # ---------------------------------------------------------------- rows, pair by pair
@@ -218,7 +243,8 @@ async def test_the_other_words_in_checks_are_those_of_the_enums(connection: Any)
 _ROW: dict[str, dict[str, Any]] = {
     "run": {
         "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "workflow": "'w'", "workflow_version": "1",
-        "trigger": "'{}'", "requested_by": "'me'", "seq": "1", "created_at": "now()",
+        "trigger": "'{}'", "requested_by": "'me'", "seq": "1", "queue_id": "gen_random_uuid()",
+        "created_at": "now()",
     },
     "worker": {
         "id": "gen_random_uuid()", "name": "'w'", "host": "'h'", "pid": "1", "capacity": "1", "lease_seconds": "30",
@@ -257,7 +283,7 @@ def marks(machine: Machine, state: str) -> dict[str, str]:
 async def insert(connection: Any, machine: Machine, state: str, **more: str) -> Any:
     row = _ROW[machine.name] | {"status": f"'{state}'"} | marks(machine, state) | more
     columns, values = ", ".join(row), ", ".join(row.values())
-    return await connection.fetchrow(f"INSERT INTO {machine.name} ({columns}) VALUES ({values}) RETURNING *")
+    return await connection.fetchrow(f"INSERT INTO {table_of(machine)} ({columns}) VALUES ({values}) RETURNING *")
 
 
 async def accepts(connection: Any, statement: str, *args: Any) -> bool:
@@ -276,7 +302,7 @@ async def accepted_pairs(connection: Any, machine: Machine) -> set[tuple[str, st
         row = await insert(connection, machine, before)
         change = {"status": f"'{after}'"} | marks(machine, after)
         changes = ", ".join(f"{name} = {value}" for name, value in change.items())
-        if await accepts(connection, f"UPDATE {machine.name} SET {changes} WHERE id = $1", row["id"]):
+        if await accepts(connection, f"UPDATE {table_of(machine)} SET {changes} WHERE id = $1", row["id"]):
             found.add((str(before), str(after)))
     return found
 
@@ -294,9 +320,9 @@ async def test_of_all_pairs_of_states_exactly_those_in_the_table_pass(connection
 
 @every_moving
 async def test_without_its_triggers_illegal_pairs_would_get_in(connection: Any, machine: Machine) -> None:
-    table = machine.name
-    await connection.execute(f"DROP TRIGGER {table}_moves ON {table}; DROP TRIGGER {table}_final ON {table}")
-    assert await accepted_pairs(connection, machine) == set(itertools.product(*[expected.STATES[table]] * 2))
+    name, table = machine.name, table_of(machine)
+    await connection.execute(f"DROP TRIGGER {name}_moves ON {table}; DROP TRIGGER {name}_final ON {table}")
+    assert await accepted_pairs(connection, machine) == set(itertools.product(*[expected.STATES[name]] * 2))
 
 
 @every_moving
@@ -304,7 +330,7 @@ async def test_a_row_that_ended_refuses_every_change(connection: Any, machine: M
     for state in expected.TERMINAL[machine.name]:
         row = await insert(connection, machine, state)
         for column in _ROW[machine.name]:
-            statement = f"UPDATE {machine.name} SET {column} = {column} WHERE id = $1"
+            statement = f"UPDATE {table_of(machine)} SET {column} = {column} WHERE id = $1"
             assert not await accepts(connection, statement, row["id"]), (state, column)
 
 
@@ -339,7 +365,7 @@ async def test_the_columns_of_an_end_are_there_exactly_when_it_ended(connection:
 @every_stored
 async def test_without_the_check_an_end_without_its_columns_would_get_in(connection: Any, machine: Machine) -> None:
     for column, states in machine.columns.items():
-        await connection.execute(f"ALTER TABLE {machine.name} DROP CONSTRAINT {machine.name}_{column}")
+        await connection.execute(f"ALTER TABLE {table_of(machine)} DROP CONSTRAINT {machine.name}_{column}")
         with_it = {"may_act_until": "NULL"} if machine.name == "worker" else {}
         await insert(connection, machine, next(iter(states)), **{column: "NULL"}, **with_it)
 
@@ -358,7 +384,7 @@ async def test_only_a_run_that_works_or_stops_can_be_leased(connection: Any) -> 
 async def test_an_ended_run_has_no_alarm_and_no_unknown_reason(connection: Any) -> None:
     for state in expected.TERMINAL["run"]:
         async with refused(connection, "run_ended_is_free"):
-            await insert(connection, RUN, state, wake_at="now()")
+            await insert(connection, RUN, state, resume_at="now()")
         async with refused(connection, "run_reason_known"):
             await insert(connection, RUN, state, reason="'because'")
     for reason in expected.REASONS:
@@ -412,18 +438,21 @@ async def test_only_a_worker_that_is_alive_is_reserved(connection: Any) -> None:
         await insert(connection, WORKER, "running", job_id=f"'{job}'", pid="NULL")
 
 
-async def test_a_lane_is_a_tenants_own_or_a_side_lane(connection: Any) -> None:
-    lane = "INSERT INTO interlock.queue (tenant_id, queue_id, tenant_id) VALUES ({}, {}, {})"
-    tenant, side = "(SELECT id FROM interlock.tenant)", "gen_random_uuid()"
-    for own, beside, of in itertools.product((tenant, "NULL"), (side, "NULL"), (tenant, "NULL")):
-        fine = (own, beside, of) in ((tenant, "NULL", "NULL"), ("NULL", side, tenant))
+async def test_a_queue_is_a_tenants_own_or_a_further_one_of_a_tenant(connection: Any) -> None:
+    queue = "INSERT INTO interlock.queue (id, tenant_id, kind) VALUES ({}, {}, '{}')"
+    tenant, other = "(SELECT id FROM interlock.tenant)", "gen_random_uuid()"
+    for own, of, kind in itertools.product(
+        (tenant, other, "NULL"), (tenant, other, "NULL"), ("tenant", "job", "label", "person")
+    ):
+        fine = (own, of, kind) in ((tenant, tenant, "tenant"), (other, tenant, "job"), (other, tenant, "label"))
         try:
             async with connection.transaction():
-                await connection.execute(lane.format(own, beside, of))
+                await connection.execute(queue.format(own, of, kind))
         except asyncpg.IntegrityConstraintViolationError:
             assert not fine
         else:
             assert fine
+            await connection.execute("DELETE FROM interlock.queue")
 
 
 async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_rewritten(connection: Any) -> None:
@@ -442,7 +471,7 @@ async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_
     for change in (
         "UPDATE interlock.resource_event SET actor = 'you'",
         "DELETE FROM interlock.resource_event",
-        "TRUNCATE resource_event",
+        "TRUNCATE interlock.resource_event",
     ):
         async with refused(connection, "append-only"):
             await connection.execute(change)
@@ -492,12 +521,14 @@ async def test_of_all_transitions_an_entry_can_claim_exactly_those_in_the_tables
 
 
 async def test_without_the_check_every_transition_would_get_in(connection: Any) -> None:
-    await connection.execute("ALTER TABLE interlock.journal_entry DROP CONSTRAINT entry_transition")
+    await connection.execute("ALTER TABLE interlock.journal_entry DROP CONSTRAINT journal_entry_transition")
     states, events, steps = combinations()
     assert len(await accepted_entries(connection)) == len(states) * len(events) * len(states) * len(steps)
 
 
-PARTITIONS = "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = 'entry'::regclass"
+PARTITIONS = (
+    "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = 'interlock.journal_entry'::regclass"
+)
 
 
 async def write_entry(connection: Any) -> None:
@@ -510,14 +541,14 @@ async def write_entry(connection: Any) -> None:
 async def test_what_was_written_is_neither_changed_nor_deleted_nor_truncated(connection: Any) -> None:
     await write_entry(connection)
     partition = await connection.fetchval("SELECT tableoid::regclass::text FROM interlock.journal_entry")
-    assert partition != "journal_entry_rest"
-    for table in ("entry", partition):
+    assert partition != "interlock.journal_entry_rest"
+    for table in ("interlock.journal_entry", partition):
         for statement in (f"UPDATE {table} SET actor = 'you'", f"DELETE FROM {table}"):
             async with refused(connection, "append-only"):
                 await connection.execute(statement)
     parts = await connection.fetch(PARTITIONS)
     assert len(parts) > 3
-    for table in ("entry", *(part["name"] for part in parts)):
+    for table in ("interlock.journal_entry", *(part["name"] for part in parts)):
         async with refused(connection, "append-only: TRUNCATE refused"):
             await connection.execute(f"TRUNCATE {table}")
     assert await connection.fetchval("SELECT actor FROM interlock.journal_entry") == "me"
@@ -543,9 +574,9 @@ async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -
     changes = (
         "UPDATE interlock.vote SET voter = 'bob'",
         "DELETE FROM interlock.vote",
-        "TRUNCATE vote",
+        "TRUNCATE interlock.vote",
         "DELETE FROM interlock.run",
-        "TRUNCATE run",
+        "TRUNCATE interlock.run",
     )
     for change in changes:
         async with refused(connection, "append-only"):
@@ -560,19 +591,19 @@ async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -
 
 
 async def test_a_partition_made_later_refuses_too(connection: Any) -> None:
-    await ensure_partitions(connection, datetime(2041, 3, 1, tzinfo=UTC))
+    await ensure_partitions(connection, "interlock", datetime(2041, 3, 1, tzinfo=UTC))
     async with refused(connection, "append-only: TRUNCATE refused"):
-        await connection.execute("TRUNCATE entry_204103")
+        await connection.execute("TRUNCATE interlock.journal_entry_204103")
 
 
 async def test_without_its_triggers_the_journal_could_be_rewritten(connection: Any) -> None:
     await write_entry(connection)
-    await connection.execute("DROP TRIGGER entry_append_only ON interlock.journal_entry")
+    await connection.execute("DROP TRIGGER journal_entry_append_only ON interlock.journal_entry")
     await connection.execute("UPDATE interlock.journal_entry SET actor = 'you'")
-    await connection.execute("DROP TRIGGER entry_keep ON interlock.journal_entry")
+    await connection.execute("DROP TRIGGER journal_entry_keep ON interlock.journal_entry")
     for part in await connection.fetch(PARTITIONS):
-        await connection.execute(f"DROP TRIGGER entry_keep ON {part['name']}")
-    await connection.execute("TRUNCATE journal_entry")
+        await connection.execute(f"DROP TRIGGER journal_entry_keep ON {part['name']}")
+    await connection.execute("TRUNCATE interlock.journal_entry")
     assert await connection.fetchval("SELECT count(*) FROM interlock.journal_entry") == 0
 
 

@@ -11,10 +11,12 @@ from interlock.lifecycle import (
     RUN,
     SETTLED_WELL,
     STEP,
+    ApprovalEvent,
     Machine,
     RunEvent,
     RunReason,
     RunState,
+    StepEvent,
     Term,
     fired_by,
 )
@@ -142,17 +144,18 @@ def test_the_sets_that_code_asks_about_are_those_of_the_contract() -> None:
 
 
 def test_couplings_only_name_events_that_their_machines_have() -> None:
+    machines = BY_NAME | {"gate": STEP, "child run": RUN, "parent step": STEP}
     for coupling in COUPLINGS:
         assert coupling.event in events_of(BY_NAME[coupling.machine])
-        assert coupling.with_event in events_of(BY_NAME[coupling.fires])
+        assert coupling.with_event in events_of(machines[coupling.fires])
 
 
 def test_a_run_that_ends_early_cancels_what_is_open_and_one_that_succeeds_does_not() -> None:
-    assert fired_by("run", RunEvent.FAIL, "step") == ("cancel",)
-    assert fired_by("run", RunEvent.CANCEL, "step") == ("cancel",)
-    assert fired_by("run", RunEvent.STOPPED, "step") == ("cancel",)
-    assert fired_by("run", RunEvent.SUCCEED, "step") == ()
-    assert fired_by("run", RunEvent.FAIL, "approval") == ("cancel",)
+    assert fired_by("run", RunEvent.FAIL, "step") == StepEvent.CANCEL
+    assert fired_by("run", RunEvent.CANCEL, "step") == StepEvent.CANCEL
+    assert fired_by("run", RunEvent.STOPPED, "step") == StepEvent.CANCEL
+    assert fired_by("run", RunEvent.SUCCEED, "step") is None
+    assert fired_by("run", RunEvent.FAIL, "approval") == ApprovalEvent.CANCEL
 
 
 def test_a_planted_transition_is_noticed() -> None:

@@ -20,15 +20,13 @@ def listed(terms: Iterable[Term]) -> str:
 def checks(machine: AnyMachine) -> dict[str, str]:
     """Return the CHECK constraints of the table with this machine's state in `status`, by constraint name.
 
-    Their lists are in domains: the server parses a constraint's text again for every statement, but a domain's only
-    once for each connection.
+    Their lists are in domains, and so is the list of all states, the type of `status`: the server parses a constraint's
+    text again for every statement, but a domain's only once for each connection.
     """
-    found = {f"{machine.name}_status": f"status::{machine.name}_state IS NOT NULL"}
+    found = {}
     for column in machine.columns:
-        without, having = _domains_of(machine, column)
-        found[f"{machine.name}_{column}"] = (
-            f"CASE WHEN {column} IS NULL THEN status::{without} ELSE status::{having} END IS NOT NULL"
-        )
+        without, having = (f"status::interlock.{domain}" for domain in _domains_of(machine, column))
+        found[f"{machine.name}_{column}"] = f"CASE WHEN {column} IS NULL THEN {without} ELSE {having} END IS NOT NULL"
     return found
 
 
@@ -59,7 +57,7 @@ def may_move(machine: AnyMachine) -> str:
 
 def illegal_move(machine: AnyMachine) -> str:
     """Return the WHEN of the trigger that refuses an UPDATE of `status` that is in no row of the table."""
-    return f"OLD.status <> NEW.status AND NOT {machine.name}_may_move(OLD.status, NEW.status)"
+    return f"OLD.status <> NEW.status AND NOT interlock.{machine.name}_may_move(OLD.status, NEW.status)"
 
 
 def final(machine: AnyMachine) -> str:
@@ -71,8 +69,8 @@ def final(machine: AnyMachine) -> str:
 
 # The CHECK of a journal entry: its transition is one of `entry_moves`. Compared as an array, so that NULLs take part.
 LEGAL_ENTRY = (
-    "(CASE WHEN step IS NULL THEN 'run ' ELSE 'step ' END || ARRAY[from_state, event, to_state]::text)::entry_move"
-    " IS NOT NULL"
+    "(CASE WHEN step IS NULL THEN 'run ' ELSE 'step ' END || ARRAY[from_state, event, to_state]::text)"
+    "::interlock.entry_move IS NOT NULL"
 )
 
 
@@ -81,7 +79,7 @@ def entry_moves(run: AnyMachine, step: AnyMachine) -> tuple[str, str]:
     moves = ["run {NULL,NULL,NULL}", "step {NULL,NULL,NULL}", f"run {{NULL,create,{run.initial}}}"]
     for name, machine in (("run", run), ("step", step)):
         moves += [f"{name} {{{t.source},{t.event},{t.target}}}" for t in machine.transitions()]
-    return "entry_transition", "VALUE IN (" + ", ".join(f"'{move}'" for move in moves) + ")"
+    return "journal_entry_transition", "VALUE IN (" + ", ".join(f"'{move}'" for move in moves) + ")"
 
 
 def legal_history(*machines: AnyMachine) -> str:
