@@ -39,6 +39,7 @@ from interlock.store import sql
 from interlock.store.migrate import ensure_partitions
 from interlock.store.notify import POLICY
 from interlock.store.pool import Database, Tx
+from interlock.store.queries import in_schema
 from interlock.store.records import ClaimedRun
 from interlock.testing import ManualClock
 from interlock.testing.engine import journal_line, sweep
@@ -339,7 +340,7 @@ class Rig:
     # ------------------------------------------------------------ reads
 
     async def run(self, run_id: UUID) -> dict[str, Any]:
-        [found] = await self.database.pool.fetch("SELECT tenant_id FROM interlock.run WHERE id = $1", run_id)
+        [found] = await self.sql("SELECT tenant_id FROM interlock.run WHERE id = $1", run_id)
         row = await sql.get_run(self.database, tenant_id=found["tenant_id"], run_id=RunId(run_id))
         assert row is not None
         view = run_view(row, await load_for_display(self.database, self.plans, row))
@@ -351,7 +352,7 @@ class Rig:
         return [journal_line(row) for row in rows]
 
     async def sql(self, statement: str, *args: Any) -> list[Any]:
-        rows: list[Any] = await self.database.pool.fetch(statement, *args)
+        rows: list[Any] = await self.database.pool.fetch(in_schema(statement, self.settings.database_schema), *args)
         return rows
 
 

@@ -251,8 +251,8 @@ _ROW: dict[str, dict[str, Any]] = {
         "heartbeat_at": "now()", "started_at": "now()",
     },
     "job": {
-        "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM interlock.tenant)", "depth": "0", "task_description": "'t'",
-        "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1", "requested_by": "'me'",
+        "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM interlock.tenant)", "depth": "0",
+        "task_description": "'t'", "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1", "requested_by": "'me'",
         "requester": "'{}'", "created_at": "now()",
     },
     "approval": {
@@ -456,7 +456,8 @@ async def test_a_queue_is_a_tenants_own_or_a_further_one_of_a_tenant(connection:
 
 
 async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_rewritten(connection: Any) -> None:
-    statement = """INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, from_state, event, to_state, actor)
+    statement = """INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, from_state, event, to_state,
+                                                         actor)
                    VALUES (gen_random_uuid(), 1, $1, now(), 't', $2, $3, $4, 'me')"""
     for machine in ("worker", "job"):
         states = [None, *expected.STATES[machine], "unknown"]
@@ -489,7 +490,8 @@ BEGIN
   LOOP
     BEGIN
       n := n + 1;
-      INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, token, actor)
+      INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, token,
+                                           actor)
       VALUES (gen_random_uuid(), n, gen_random_uuid(), now(), 't', try_all.step, source, try_all.event, target, 0,
               'me');
       RETURN NEXT;
@@ -533,7 +535,8 @@ PARTITIONS = (
 
 async def write_entry(connection: Any) -> None:
     await connection.execute(
-        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
+        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor)"
+        " VALUES ($1, 1, $2, now(), 'note', 0, 'me')",
         uuid7(), uuid4(),
     )  # fmt: skip
 
@@ -558,8 +561,8 @@ async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -
     """A remark of the specification review: a forged vote appeared as cast while the audit chain verified."""
     run_id, approval_id, tenant = uuid7(), uuid7(), uuid4()
     await connection.execute(
-        "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by, seq, created_at)"
-        " VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', 1, now())", run_id, tenant,
+        "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by,"
+        " seq, created_at) VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', 1, now())", run_id, tenant,
     )  # fmt: skip
     await connection.execute(
         "INSERT INTO interlock.approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest,"

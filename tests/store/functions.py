@@ -1,4 +1,4 @@
-"""The functions of the store as text, for tests that read SQL: what a statement does may be in a function that it calls."""
+"""The functions of the store as text, for tests that read SQL: part of a statement may be in functions it calls."""
 
 import re
 

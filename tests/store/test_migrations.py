@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
@@ -22,9 +23,10 @@ from interlock.store.pool import Database, connection_options
 from tests.chaos.processes import until
 from tests.conftest import url_of
 from tests.rig import Rig
+from tests.store.functions import BODIES
 
 _numbers = itertools.count()
-ALL = [m.name for m in migrations.migrations()]
+ALL = [*(m.name for m in migrations.migrations()), migrations.FUNCTIONS]
 
 
 @pytest.fixture
@@ -70,12 +72,12 @@ async def test_two_that_migrate_at_once_both_succeed_and_each_migration_is_appli
 
 async def test_a_migration_that_fails_leaves_nothing_behind(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.migrations()
-    broken = Migration("9999_broken", "CREATE TABLE half_made (); SELECT 1 / 0")
+    broken = Migration("9999_broken", "CREATE TABLE interlock.half_made (); SELECT 1 / 0")
     monkeypatch.setattr(migrations, "migrations", lambda: [*known, broken])
     with pytest.raises(asyncpg.DivisionByZeroError):
         await migrate(empty)
-    assert (await status(empty))["pending"] == ["9999_broken"]
-    assert await empty.pool.fetchval("SELECT to_regclass('half_made')") is None
+    assert (await status(empty))["pending"] == ["9999_broken", migrations.FUNCTIONS]
+    assert await empty.pool.fetchval("SELECT to_regclass('interlock.half_made')") is None
 
 
 async def test_a_migration_that_was_changed_afterwards_is_refused(database: Database) -> None:
@@ -98,7 +100,7 @@ async def test_a_server_that_is_too_old_is_refused_at_once(empty: Database, monk
     with pytest.raises(Unavailable, match="is too old; Interlock needs 15 or newer") as caught:
         await migrate(empty)
     assert caught.value.code == "DATABASE_TOO_OLD"
-    assert await empty.pool.fetchval("SELECT to_regclass('migration')") is None
+    assert await empty.pool.fetchval("SELECT to_regnamespace('interlock')") is None
 
 
 def test_postgresql_14_is_too_old_and_15_is_not() -> None:
@@ -138,7 +140,7 @@ async def test_a_worker_that_waits_for_a_migration_says_so_and_ends_when_it_is_t
         stop.set()
         await asyncio.wait_for(waiting, 5)
     assert [line["event"] for line in logs] == ["waits_for_migration"]
-    assert logs[0]["missing"] == len(migrations.migrations())
+    assert logs[0]["missing"] == len(ALL)
 
 
 async def test_a_broken_connection_ends_nobody_who_waits_for_a_migration(
@@ -175,12 +177,89 @@ async def test_a_migration_and_whoever_waits_for_it_take_as_long_as_it_takes(
     monkeypatch.setattr(pool, "connection_options", lambda database: hasty(database) | {"command_timeout": 0.2})
     slow = Migration("9999_slow", "SELECT pg_sleep(0.5)")
     monkeypatch.setattr(migrations, "migrations", lambda: [slow])
+    monkeypatch.setattr(migrations, "functions", lambda: "SELECT 1")
     monkeypatch.setattr(migrations, "ensure_partitions", AsyncMock())
     databases = [await Database(empty_url, Settings(database_patience_seconds=0.1), size=2).open() for _ in range(2)]
     applied = await asyncio.gather(*(migrate(database) for database in databases))
-    assert sorted(applied) == [[], ["9999_slow"]]
+    assert sorted(itertools.chain(*applied)) == ["9999_slow", migrations.FUNCTIONS]
     for database in databases:
         await database.close()
+
+
+# ---------------------------------------------------------------- functions
+
+
+async def bodies(database: Database) -> dict[str, str]:
+    """Return the functions of the database, by name."""
+    rows = await database.pool.fetch(
+        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'interlock'::regnamespace ORDER BY proname"
+    )
+    return {row["proname"]: re.sub(r"^ *--.*\n", "", row["prosrc"], flags=re.MULTILINE).strip() for row in rows}
+
+
+async def test_the_functions_of_a_database_are_those_of_the_files(empty: Database) -> None:
+    await migrate(empty)
+    assert await bodies(empty) == {name: body.strip() for name, body in sorted(BODIES.items())}
+
+
+def test_no_migration_has_the_body_of_a_function() -> None:
+    for migration in migrations.migrations():
+        assert bodies_in(migration.text) == [], migration.name
+    assert bodies_in("CREATE FUNCTION one() RETURNS int LANGUAGE sql RETURN 1") == ["FUNCTION"]
+    assert bodies_in("DO $$ BEGIN NULL; END $$") == ["$$", "$$"]
+
+
+def bodies_in(text: str) -> list[str]:
+    statements = re.sub(r"^ *--.*\n", "", text, flags=re.MULTILINE)
+    return re.findall(r"\bFUNCTION\b|\bPROCEDURE\b|\bTRIGGER\b|\$\w*\$", statements)
+
+
+async def test_functions_are_replaced_when_they_differ_from_those_that_were_applied(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await bodies(database)
+    more = (
+        "CREATE OR REPLACE FUNCTION interlock.key_of(actor text) RETURNS uuid LANGUAGE sql AS $$ SELECT NULL::uuid $$;"
+    )
+    with monkeypatch.context() as patch:
+        text = migrations.functions()
+        patch.setattr(migrations, "functions", lambda: text + more)
+        assert (await status(database))["pending"] == [migrations.FUNCTIONS]
+        assert await migrate(database) == [migrations.FUNCTIONS]
+        assert await migrate(database) == []
+        assert (await bodies(database))["key_of"] == "SELECT NULL::uuid"
+    assert (await status(database))["pending"] == [migrations.FUNCTIONS]
+    assert await migrate(database) == [migrations.FUNCTIONS]
+    # The template's now() can be moved; every migrate puts the real one back.
+    assert await bodies(database) == before | {"now": BODIES["now"].strip()}
+    assert (await status(database))["pending"] == []
+
+
+async def test_a_broken_function_leaves_those_that_were_there(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await bodies(database)
+    text = migrations.functions()
+    monkeypatch.setattr(migrations, "functions", lambda: text + "SELECT 1 / 0;")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await migrate(database)
+    assert await bodies(database) == before
+
+
+async def test_the_triggers_still_work_after_the_functions_were_replaced(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triggers = "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1, 2"
+    before = await database.pool.fetch(triggers)
+    text = migrations.functions()
+    monkeypatch.setattr(migrations, "functions", lambda: text + " ")
+    await migrate(database)
+    assert await database.pool.fetch(triggers) == before
+    with pytest.raises(asyncpg.CheckViolationError, match="append-only"):
+        await database.pool.execute("TRUNCATE interlock.journal_entry")
+
+
+# ---------------------------------------------------------------- the months of the journal
 
 
 async def months_of(database: Database) -> set[str]:
@@ -192,9 +271,9 @@ async def test_entries_of_today_and_of_next_month_never_land_in_the_rest_partiti
     assert len(before) == 4
     async with database.pool.acquire() as connection:
         now = await connection.fetchval("SELECT now()")
-        await migrations.ensure_partitions(connection, now)
+        await migrations.ensure_partitions(connection, "interlock", now)
         assert await months_of(database) == before
-        await migrations.ensure_partitions(connection, now.replace(year=now.year + 1, month=12))
+        await migrations.ensure_partitions(connection, "interlock", now.replace(year=now.year + 1, month=12))
     after = await months_of(database)
     assert after - before == {f"journal_entry_{now.year + 1}11", f"journal_entry_{now.year + 1}12"} | {
         f"journal_entry_{now.year + 2}01",
@@ -206,10 +285,11 @@ async def test_entries_that_came_before_their_month_keep_nobody_from_starting(da
     """A machine's clock was far ahead: its runs have ids of a month that did not exist yet."""
     now = clock.now()
     early = migrations._month(now, 13)
-    entry = "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor) VALUES ($1, 1, $1, now(), 'x', 0, 'x')"
+    entry = """INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, token, actor)
+               VALUES ($1, 1, $1, now(), 'x', 0, 'x')"""
     await database.pool.execute(entry, floor_of(early))
     async with database.pool.acquire() as connection:
-        await migrations.ensure_partitions(connection, migrations._month(now, 12))
+        await migrations.ensure_partitions(connection, "interlock", migrations._month(now, 12))
     names = await months_of(database)
     assert f"journal_entry_{early:%Y%m}" not in names
     assert {f"journal_entry_{migrations._month(now, ahead):%Y%m}" for ahead in (11, 12, 14)} <= names
@@ -219,7 +299,9 @@ async def test_entries_that_came_before_their_month_keep_nobody_from_starting(da
 async def test_a_month_that_cannot_be_made_for_another_reason_is_not_passed_over(database: Database) -> None:
     now = migrations._month(clock.now(), 20)
     low, high = floor_of(now), floor_of(migrations._month(now, 1))
-    await database.pool.execute(f"CREATE TABLE odd PARTITION OF journal_entry FOR VALUES FROM ('{low}') TO ('{high}')")
+    await database.pool.execute(
+        f"CREATE TABLE odd PARTITION OF interlock.journal_entry FOR VALUES FROM ('{low}') TO ('{high}')"
+    )
     async with database.pool.acquire() as connection:
         with pytest.raises(asyncpg.InvalidObjectDefinitionError, match="overlap"):
-            await migrations.ensure_partitions(connection, now)
+            await migrations.ensure_partitions(connection, "interlock", now)

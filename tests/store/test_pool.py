@@ -370,7 +370,8 @@ async def test_a_pooler_that_the_address_mentions_is_used(url: str) -> None:
 
 async def test_a_silent_host_keeps_nobody_from_the_next_one_and_is_asked_last_from_then_on(url: str) -> None:
     async with Between(url, is_silent) as silent, Between(url, passes_on) as good:
-        options = {"dsn": good.url.replace("@", f"@127.0.0.1:{silent.port},"), "timeout": 0.5}
+        address = good.url.replace("@", f"@127.0.0.1:{silent.port},")
+        options = connection_options(Database(address, Settings())) | {"timeout": 0.5}
         for _ in range(2):
             connection = await connect(options)
             assert await connection.fetchval("SELECT 1") == 1
@@ -476,7 +477,7 @@ async def test_a_listener_comes_back_by_itself_and_says_that_something_may_be_mi
     database: Database, heard: "asyncio.Queue[str]"
 ) -> None:
     assert await hear(heard) == ""
-    await database.pool.execute("SELECT pg_notify('news', 'one')")
+    await database.pool.execute("SELECT pg_notify('interlock.news', 'one')")
     assert await hear(heard) == "one"
 
     killed = await database.pool.fetch("""
@@ -484,7 +485,7 @@ async def test_a_listener_comes_back_by_itself_and_says_that_something_may_be_mi
          WHERE datname = current_database() AND query LIKE 'LISTEN %'""")
     assert len(killed) == 1
     assert await hear(heard) == ""
-    await database.pool.execute("SELECT pg_notify('news', 'two')")
+    await database.pool.execute("SELECT pg_notify('interlock.news', 'two')")
     assert await hear(heard) == "two"
 
 
@@ -498,10 +499,10 @@ async def test_all_listeners_of_a_process_share_one_connection(database: Databas
     await second.start()
     assert [await hear(also), await hear(also)] == ["", ""]
     assert await database.pool.fetchval(LISTENING) == 1
-    await database.pool.execute("SELECT pg_notify('more', 'a'), pg_notify('news', 'b')")
+    await database.pool.execute("SELECT pg_notify('interlock.more', 'a'), pg_notify('interlock.news', 'b')")
     assert [await hear(also), await hear(also), await hear(heard)] == ["a", "b", "b"]
     await second.stop()
-    await database.pool.execute("SELECT pg_notify('news', 'c')")
+    await database.pool.execute("SELECT pg_notify('interlock.news', 'c')")
     assert (await hear(heard), also.empty(), second.listening.is_set()) == ("c", True, False)
 
 
@@ -530,7 +531,7 @@ async def test_after_a_break_all_listeners_are_told_and_hear_again(
     for _ in range(2):
         await database.pool.fetch(LISTENING.replace("count(*)", "pg_terminate_backend(pid, 5000)"))
         assert [await hear(heard), await hear(also)] == ["", ""]
-        await database.pool.execute("SELECT pg_notify('news', 'a'), pg_notify('more', 'b')")
+        await database.pool.execute("SELECT pg_notify('interlock.news', 'a'), pg_notify('interlock.more', 'b')")
         assert [await hear(heard), await hear(also)] == ["a", "b"]
     assert await database.pool.fetchval(LISTENING) == 1
     await second.stop()
@@ -555,7 +556,7 @@ async def test_a_listener_comes_back_though_the_server_refused_it_for_a_while(
     await outside.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     await outside.close()
     assert await hear(heard) == ""
-    await database.pool.execute("SELECT pg_notify('news', 'one')")
+    await database.pool.execute("SELECT pg_notify('interlock.news', 'one')")
     assert await hear(heard) == "one"
 
 

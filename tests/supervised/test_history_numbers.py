@@ -60,7 +60,7 @@ async def test_an_allocator_does_not_wait_for_another(shop: Shop, rig: Rig, othe
     await rig.apply("{name: short, steps: [{id: a, tool: t.short}]}")
     await shop.worker()
     job_id = await shop.job("short", runs=1, worker_count=1)
-    await other.execute("SELECT pg_advisory_xact_lock(hashtextextended('interlock:allocate', 0))")
+    await other.execute("SELECT pg_advisory_xact_lock(hashtextextended('interlock.allocate', 0))")
     async with asyncio.timeout(5):
         await jobs.tend(rig.database, rig.plans)
     [job] = await rig.sql("SELECT status FROM interlock.job WHERE id = $1", job_id)

@@ -52,8 +52,7 @@ def functions() -> str:
 
 
 async def migrate(database: Database) -> list[str]:
-    """Apply the pending migrations and return their names."""
-
+    """Apply the pending migrations and return their names, with `functions` if those were replaced."""
     schema = database.settings.database_schema
 
     async def attempt() -> list[str]:
@@ -74,7 +73,8 @@ async def _migrate(connection: Any, schema: str) -> list[str]:
             await _create_schema(connection, schema)
             pending = await _pending(connection, schema)
             if not pending:
-                await _replace_functions(connection, schema)
+                if await _replace_functions(connection, schema):
+                    applied_now.append(FUNCTIONS)
                 await ensure_partitions(connection, schema)
                 return applied_now
             await connection.execute(in_schema(pending[0].text, schema))
@@ -102,7 +102,6 @@ async def _create_schema(connection: Any, schema: str) -> None:
 async def _pending(connection: Any, schema: str) -> list[Migration]:
     query = in_schema("SELECT name, digest FROM interlock.migration", schema)
     applied = {r["name"]: r["digest"] for r in await connection.fetch(query)}
-    applied.pop(_FUNCTIONS, None)
     _refuse_unknown(applied)
     known = migrations()
     for migration in known:
@@ -112,15 +111,16 @@ async def _pending(connection: Any, schema: str) -> list[Migration]:
 
 
 # The row of the functions and triggers beside those of the migrations.
-_FUNCTIONS = "functions"
+FUNCTIONS = "functions"
 
 
-async def _replace_functions(connection: Any, schema: str) -> None:
+async def _replace_functions(connection: Any, schema: str) -> bool:
+    """Replace all functions and triggers, unless the database has these. Return whether it was done."""
     text = functions()
     digest = _sha256(text)
     query = in_schema("SELECT digest FROM interlock.migration WHERE name = $1", schema)
-    if await connection.fetchval(query, _FUNCTIONS) == digest:
-        return
+    if await connection.fetchval(query, FUNCTIONS) == digest:
+        return False
     # The functions call each other, so their bodies are checked when they are first called.
     await connection.execute("SET LOCAL check_function_bodies = off")
     await connection.execute(in_schema(text, schema))
@@ -130,14 +130,15 @@ async def _replace_functions(connection: Any, schema: str) -> None:
             " ON CONFLICT (name) DO UPDATE SET digest = excluded.digest, applied_at = excluded.applied_at",
             schema,
         ),
-        _FUNCTIONS,
+        FUNCTIONS,
         digest,
     )
+    return True
 
 
 def _refuse_unknown(applied: Iterable[str]) -> None:
     """Raise if the database has migrations of a newer version, or of an older one that this version cannot continue."""
-    if unknown := set(applied) - {m.name for m in migrations()}:
+    if unknown := set(applied) - {m.name for m in migrations()} - {FUNCTIONS}:
         raise Conflict(
             f"the database was migrated by another version of Interlock ({', '.join(sorted(unknown))}), "
             "which this one does not know; use that version, or another database",
@@ -161,13 +162,13 @@ async def status(database: Database) -> dict[str, Any]:
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
             applied = {}
         pending = [m.name for m in migrations() if m.name not in applied]
-        if applied.pop(_FUNCTIONS, None) != _sha256(functions()):
-            pending.append(_FUNCTIONS)
+        if applied.get(FUNCTIONS) != _sha256(functions()):
+            pending.append(FUNCTIONS)
         has_runs = await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.run")
         return {
             "server_version": await connection.fetchval("SHOW server_version"),
             "schema": schema,
-            "applied": list(applied),
+            "applied": [name for name in applied if name not in pending],
             "pending": pending,
             "size_bytes": await connection.fetchval("SELECT pg_database_size(current_database())"),
             "runs": await connection.fetchval(in_schema(_ABOUT_SO_MANY_RUNS, schema)) if has_runs else 0,

@@ -12,7 +12,7 @@ from importlib.resources import files
 _INTRODUCTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"@([a-z_]\w*)")
-_SCHEMA = re.compile(r"\binterlock\.(?=[a-z_])")
+_SCHEMA = re.compile(r"\binterlock\.")
 DEFAULT_SCHEMA = "interlock"
 
 

@@ -3,7 +3,7 @@
 
 -- name: lock_sealer
 -- One sealer at a time in all processes: each tenant's chain has a single end to append to.
-SELECT pg_try_advisory_xact_lock(hashtextextended('interlock_sealer', 42));
+SELECT pg_try_advisory_xact_lock(hashtextextended('interlock.sealer', 42));
 
 -- name: take_unsealed
 -- About $1 entries, by whole notes, oldest first. Each entry is looked up by its key, regardless of the planner's

@@ -128,7 +128,7 @@ SELECT id, tenant_id FROM interlock.job WHERE completed_at IS NULL AND deadline_
 -- name: try_allocate
 -- Only one process allocates at a time: two could each reserve half of the workers that both need. Returns false if
 -- another process allocates now. No process waits for this lock: each tries again half a second later.
-SELECT pg_try_advisory_xact_lock(hashtextextended('interlock:allocate', 0));
+SELECT pg_try_advisory_xact_lock(hashtextextended('interlock.allocate', 0));
 
 -- name: next_pending_job
 -- The fairest next job: of the tenant with the fewest reserved workers for its weight; deeper jobs first, since their
