@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo up test check chaos bench docs pictures clean help
+.PHONY: install demo up test check chaos bench docs sql pictures clean help
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -38,11 +38,12 @@ pictures: install ## the console's pictures in the README and guides, made anew 
 	@$(BIN)/python -m tests.browser.chromium
 	@KEEP_PICTURES=yes $(BIN)/python -m pytest tests/browser/test_pictures.py $(ARGS)
 
-check: install   ## lint, types, import contracts, generated docs
+check: install   ## lint, types, import contracts, generated code and docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m codegen.statements --check
 	@$(BIN)/python -m docs.generate --check
 
 bench: install   ## throughput and latency as ratios to a hand-written ceiling
@@ -50,6 +51,9 @@ bench: install   ## throughput and latency as ratios to a hand-written ceiling
 
 docs: install    ## regenerate docs/reference
 	@$(BIN)/python -m docs.generate
+
+sql: install     ## regenerate the typed functions of the statements in store/sql
+	@$(BIN)/python -m codegen.statements
 
 clean:           ## forget the virtual environment and the embedded database
 	rm -rf $(VENV) .interlock

@@ -71,7 +71,7 @@ ON CONFLICT (receipt_id) DO UPDATE
 -- params: receipt_ids uuid[], run_ids uuid[]
 -- returns: OtherReversal*
 -- A separate statement, so that its snapshot has a reversal that another run was claiming at that moment.
-SELECT mine.receipt_id, reversal.run_id, reversal.step, interlock.reversal_state(reversal)
+SELECT mine.receipt_id, reversal.run_id, reversal.step, interlock.reversal_state(reversal) AS state
   FROM unnest(@receipt_ids, @run_ids) AS mine (receipt_id, run_id)
   JOIN interlock.reversal ON reversal.receipt_id = mine.receipt_id AND reversal.run_id <> mine.run_id;
 

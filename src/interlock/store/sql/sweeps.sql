@@ -13,7 +13,7 @@ WITH due AS MATERIALIZED (
    LIMIT @most
      FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT resumed_id, status_before FROM interlock.resume_runs(ARRAY(SELECT id FROM due), @actor);
+SELECT resumed_id AS run_id, status_before FROM interlock.resume_runs(ARRAY(SELECT id FROM due), @actor);
 
 -- name: resume_awaiting_runs
 -- moves: run waiting_external -resume-> running
@@ -29,7 +29,7 @@ WITH awaiting AS MATERIALIZED (
    LIMIT @most
      FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT resumed_id, status_before FROM interlock.resume_runs(ARRAY(SELECT id FROM awaiting), @actor);
+SELECT resumed_id AS run_id, status_before FROM interlock.resume_runs(ARRAY(SELECT id FROM awaiting), @actor);
 
 -- name: next_due
 -- returns: float8?
@@ -86,7 +86,8 @@ SELECT id FROM interlock.worker
 -- params: worker_ids uuid[], most int
 -- returns: ReclaimedRun*
 -- A separate statement after lose_workers, so that its snapshot has every entry that the lost workers wrote.
-SELECT reclaimed_id, lost_worker, times_resumed, worker.name, worker.heartbeat_at
+SELECT reclaimed_id AS run_id, lost_worker AS worker_id, times_resumed AS resume_count, worker.name AS worker,
+       worker.heartbeat_at
   FROM interlock.reclaim_runs(@worker_ids, @most) JOIN interlock.worker ON worker.id = lost_worker;
 
 -- name: overdue_runs

@@ -7,7 +7,7 @@
 -- returns: WrittenRun*
 -- Write entries and give back runs; the writer is a worker, or a command that locked the run's row. Return the runs
 -- whose entries were kept. A run that is missing from the answer was refused.
-SELECT kept_run, has_pending_commands FROM interlock.write_runs(@worker_id, @entries, @releases, @slot);
+SELECT kept_run AS run_id, has_pending_commands FROM interlock.write_runs(@worker_id, @entries, @releases, @slot);
 
 -- name: drain_commands
 -- params: command_ids bigint[], worker_id uuid
