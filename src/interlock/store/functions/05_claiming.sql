@@ -139,7 +139,9 @@ BEGIN
     SELECT run.leased_run AS run, taken.is_new, taken.reclaimed
       FROM unnest(picked) AS taken
      CROSS JOIN LATERAL (
-       SELECT leased_run FROM interlock.leased_run WHERE id = taken.run_id AND lease_worker = holder LIMIT 1
+       -- Not `=`, with which the planner may read all runs that the worker holds, once for each run.
+       SELECT leased_run FROM interlock.leased_run
+        WHERE id = taken.run_id AND lease_worker IS NOT DISTINCT FROM holder LIMIT 1
      ) AS run
   LOOP
     claimed := leased.run;

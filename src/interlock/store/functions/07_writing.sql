@@ -31,8 +31,8 @@ BEGIN
   RETURN released;
 END $$;
 
--- The runs that the writer only adds entries to, and whose lease it still holds. Their rows do not change. One look-up by
--- primary key for each: with a join the planner prefers to scan all leased runs.
+-- The runs that the worker only adds entries to, and whose lease it still holds. Their rows do not change. One look-up by
+-- primary key for each: with a join, or with `lease_worker = holder`, the planner may scan all leased runs.
 CREATE OR REPLACE FUNCTION interlock.held_runs(holder uuid, entries interlock.new_entry[], releases interlock.run_release[])
 RETURNS interlock.written_run[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -44,10 +44,11 @@ BEGIN
     FROM (SELECT DISTINCT run_id, token FROM unnest(entries)) AS writing
    CROSS JOIN LATERAL (
      SELECT * FROM interlock.run
-      WHERE run.id = writing.run_id AND run.lease_token = writing.token AND run.lease_worker = holder
+      WHERE run.id = writing.run_id AND run.lease_token = writing.token
+        AND run.lease_worker IS NOT DISTINCT FROM holder
       LIMIT 1
    ) AS run
-   WHERE run.id <> ALL(ARRAY(SELECT run_id FROM unnest(releases)));
+   WHERE holder IS NOT NULL AND run.id <> ALL(ARRAY(SELECT run_id FROM unnest(releases)));
   RETURN held;
 END $$;
 
