@@ -1,13 +1,14 @@
-"""Remove each condition on a tenant or a workspace from its statement: the matrix must notice.
+"""Remove each condition on a tenant or a workspace from its statement or function: the matrix must notice.
 
 It notices an answer with foreign data, an unusual answer to a request that only reads, a wrong status, and a changed
 foreign row. `UNNOTICED` lists what no request can show, with the reason.
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from uuid import UUID
 
 import asyncpg
 import httpx2
@@ -15,8 +16,9 @@ import pytest
 
 from interlock.engine.approvals import grants
 from interlock.engine.ingress import triggers
-from interlock.store import pool
-from interlock.store.queries import SQL
+from interlock.ids import RunId, TenantId
+from interlock.store import pool, sql
+from interlock.store.queries import STATEMENTS, statements_in
 from interlock.testing import Scratch
 from interlock.wire import Role
 from tests.matrix.expected import EXPECTED
@@ -25,6 +27,7 @@ from tests.matrix.sweep import UNNOTICED, Mutant, mutants
 from tests.matrix.test_matrix import Matrix, filters, looking_first
 from tests.matrix.world import Place, World, furnish
 from tests.rig import Rig
+from tests.store.functions import CREATED, called
 
 Faults = list[str]
 
@@ -43,6 +46,7 @@ class Sweep:
 
     def __init__(self, rig: Rig, scratch: Scratch, world: World) -> None:
         self.rig, self.scratch, self.world = rig, scratch, world
+        self.statements = statements_in("interlock")
         self.usual: dict[Probe, str] = {}
         self.users: dict[str, list[Probe]] = {}
         self._kept, self._copies = "", 0
@@ -59,13 +63,31 @@ class Sweep:
                 noted.clear()
                 answer, wrong = await self.ask(probe)
                 faults += wrong
-                for statement in dict.fromkeys(noted):
+                for statement in dict.fromkeys(self._executed(noted)):
                     users = self.users.setdefault(statement, [])
                     users.append(probe) if probe not in users else None
                 if probe.only_reads and self.usual.setdefault(probe, answer) != answer:
                     self.usual[probe] = ""  # its answer always differs
         await self.restore()
         return faults
+
+    def _executed(self, noted: list[str]) -> Iterator[str]:
+        """Return the statements, and the functions that they call."""
+        for statement in noted:
+            yield statement
+            yield from (f"{name}()" for name in called(STATEMENTS[statement].text))
+
+    @asynccontextmanager
+    async def changed(self, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+        """Let the rig execute the mutant in place of its original."""
+        if not mutant.is_function:
+            with monkeypatch.context() as patch:
+                patch.setitem(self.statements, mutant.statement, mutant.text)
+                yield
+            return
+        await self.rig.database.pool.execute(mutant.text)
+        yield
+        await self.rig.database.pool.execute(CREATED[mutant.statement.removesuffix("()")])
 
     async def restore(self) -> None:
         self._copies += 1
@@ -96,11 +118,11 @@ class Sweep:
                 " OR t.workspace_id = 'red'" if "workspace_id" in row["columns"] and "whole" not in probe.about else ""
                 for row in columns
             ]
+            to_others = "" if "whole" in probe.about else " OR target.workspace_id = 'red'"
+            queries = [*map(_DIGEST.format, tables, places), _MESSAGES.format(to_others)]
             return {
                 row["name"]: row["digest"]
-                for row in await connection.fetch(
-                    " UNION ALL ".join(map(_DIGEST.format, tables, places)), self.world.rival_id
-                )
+                for row in await connection.fetch(" UNION ALL ".join(queries), self.world.rival_id)
             }
 
     async def notices(self, mutant: Mutant) -> bool:
@@ -120,13 +142,19 @@ class Sweep:
 _COLUMNS = """
 SELECT table_name, array_agg(column_name::text) AS columns
   FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
- WHERE table_schema = 'public' AND table_type = 'BASE TABLE' AND table_name !~ '^entry_'
+ WHERE table_schema = 'interlock' AND table_type = 'BASE TABLE' AND table_name !~ '^journal_entry_'
  GROUP BY table_name HAVING 'tenant_id' = ANY(array_agg(column_name::text))
 """
 _DIGEST = (
     "SELECT '{0}' AS name, md5(coalesce(string_agg(md5(t::text), '' ORDER BY md5(t::text)), '')) AS digest "
-    "FROM {0} AS t WHERE t.tenant_id = $1{1}"
+    "FROM interlock.{0} AS t WHERE t.tenant_id = $1{1}"
 )
+
+_MESSAGES = """
+SELECT 'messages to them', count(*)::text
+  FROM interlock.outbox_message JOIN interlock.notification_target AS target ON target.id = target_id
+ WHERE target.tenant_id = $1{0}
+"""
 
 
 def _name(url: str) -> str:
@@ -197,7 +225,9 @@ def _of_engine(rig: Rig, world: World, place: Place) -> list[Probe]:
     """Requests that a worker or Slack makes for the caller, with ids of others."""
 
     async def grant() -> tuple[str, Faults]:
-        [run] = await rig.sql("SELECT * FROM interlock.run WHERE id = $1::text::uuid", world.own.ids["run_id"])
+        own = RunId(UUID(world.own.ids["run_id"]))
+        run = await sql.get_run(rig.database, tenant_id=TenantId(world.tenant_id), run_id=own)
+        assert run is not None
         found = await grants.matching(rig.database, run, "bank.pay", {"memo": place.mark}, "low")
         return "", [f"the grant {found['id']} covers it"] if found else []
 
@@ -213,6 +243,10 @@ def _of_engine(rig: Rig, world: World, place: Place) -> list[Probe]:
 
 
 # ---------------------------------------------------------------- the sweep
+
+
+def test_what_cannot_be_noticed_has_a_condition() -> None:
+    assert UNNOTICED.keys() - {mutant.statement for mutant in mutants()} == set()
 
 
 @asynccontextmanager
@@ -231,8 +265,9 @@ async def swept(
             noted.append(statement)
             return super().__getitem__(statement)
 
-    monkeypatch.setattr(pool, "SQL", Noting(SQL))
     sweep = Sweep(rig, scratch, world)
+    sweep.statements = Noting(sweep.statements)
+    monkeypatch.setattr(pool, "statements_in", lambda schema: sweep.statements)
     await rig.follower.stop()
     try:
         assert await sweep.prepare(probes, noted) == []
@@ -246,8 +281,7 @@ async def _unnoticed(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> tuple[lis
     noticed, unnoticed = [], []
     for mutant in mutants():
         if mutant.statement in sweep.users and await _is_statement(sweep.rig, mutant):
-            with monkeypatch.context() as patch:
-                patch.setitem(pool.SQL, mutant.statement, mutant.text)
+            async with sweep.changed(mutant, monkeypatch):
                 (noticed if await sweep.notices(mutant) else unnoticed).append(str(mutant))
     return noticed, [each for each in unnoticed if each.partition(":")[0] not in UNNOTICED]
 
@@ -281,10 +315,14 @@ async def test_every_request_notices_a_condition_that_is_missing(
 
 
 async def _is_statement(rig: Rig, mutant: Mutant) -> bool:
-    """Return whether it was a condition. Without an assignment, the statement is invalid."""
+    """Return whether it was a condition. Without an assignment, the statement or function is invalid."""
     async with rig.database.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
         try:
-            await connection.prepare(mutant.text)
+            await (connection.execute(mutant.text) if mutant.is_function else connection.prepare(mutant.text))
         except asyncpg.PostgresSyntaxError:
             return False
+        finally:
+            await transaction.rollback()
     return True
