@@ -16,6 +16,7 @@ from interlock.errors import Invalid
 from interlock.listening import address_of, listen
 from interlock.main import announce, open_when_there, run_loop, withdraw
 from interlock.settings import Settings
+from interlock.store import sql
 from interlock.store.pool import Database
 
 MINE = "http://127.0.0.1:9"
@@ -160,7 +161,7 @@ async def test_a_worker_waits_for_a_database_that_is_away_longer_each_time(
     logged = structlog.testing.CapturingLogger()
     monkeypatch.setattr("interlock.main.log", logged)
     assert await open_when_there(database, asyncio.Event(), pause=pause)
-    assert await database.value("work_is_waiting") is False
+    assert await sql.work_is_waiting(database, pools=["default"], tenants=None) is False
     await database.close()
     longest = [0.5, 1, 2, 4, 8, 10, 10, 10]
     assert all(most / 2 <= seconds <= most for seconds, most in zip(waited, longest, strict=True)), waited

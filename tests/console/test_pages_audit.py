@@ -6,7 +6,7 @@ from tests.console.pages import HOSTILE, Browser, SignIn, text_of
 from tests.rig import Rig
 
 from interlock.ids import uuid7
-from interlock.store.queries import SQL
+from interlock.store.queries import STATEMENTS
 
 ASK = "name: ask\nsteps: [{id: ok, approval: {tier: low}}]"
 
@@ -108,7 +108,8 @@ async def test_pages_are_turned_by_position_and_stay_small(rig: Rig, admin: Brow
         "VALUES ($1, 1000, $2, now(), 'orphan_detected', 7, $3, $3)", fresh, tenant, HOSTILE,
     )  # fmt: skip
     await rig.sql(
-        "INSERT INTO interlock.audit_link (tenant_id, position, run_id, seq, link) VALUES ($1, $2 + 251, $3, 1000, sha256('y'))",
+        "INSERT INTO interlock.audit_link (tenant_id, position, run_id, seq, link)"
+        " VALUES ($1, $2 + 251, $3, 1000, sha256('y'))",
         tenant, last["position"], fresh,
     )  # fmt: skip
     seen: list[int] = []
@@ -129,7 +130,7 @@ async def test_the_list_walks_its_index(rig: Rig) -> None:
         " SELECT $1, n, gen_random_uuid(), 1, sha256('x') FROM generate_series(1, 20000) AS n",
         rig.admin.tenant_id,
     )  # fmt: skip
-    await rig.sql("ANALYZE seal")
-    rows = await rig.sql("EXPLAIN " + SQL["newest_sealed"], rig.admin.tenant_id, 15000, 101)
+    await rig.sql("ANALYZE interlock.audit_link")
+    rows = await rig.sql("EXPLAIN " + STATEMENTS["newest_sealed"].text, rig.admin.tenant_id, 15000, 101)
     plan = "\n".join(row[0] for row in rows)
-    assert "Index Scan Backward using seal_pkey" in plan and "Seq Scan on seal" not in plan
+    assert "Index Scan Backward using audit_link_pkey" in plan and "Seq Scan on audit_link" not in plan

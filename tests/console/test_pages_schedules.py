@@ -72,7 +72,8 @@ async def test_why_it_is_paused_and_what_it_started_last_are_shown(rig: Rig, adm
     await admin.post("/schedules", **FORM)
     run = await rig.start("clean")
     await rig.sql(
-        "UPDATE interlock.schedule SET next_at = NULL, paused_at = now(), paused_why = $1, last_slot = now(), last_run_id = $2",
+        "UPDATE interlock.schedule SET next_at = NULL, paused_at = now(), paused_why = $1, last_slot = now(),"
+        " last_run_id = $2",
         f"the key was revoked {HOSTILE}", run,
     )  # fmt: skip
     page = await admin.get("/schedules")
@@ -109,7 +110,8 @@ async def test_the_page_stays_small_and_harmless(rig: Rig, admin: Browser) -> No
     columns = "key_id, cron, timezone, workflow, input, missed, next_at, created_at"
     await rig.sql(
         f"INSERT INTO interlock.schedule (tenant_id, name, {columns})"
-        f" SELECT tenant_id, 'many' || n, {columns} FROM interlock.schedule, generate_series(1, 150) AS n WHERE name = 'nightly'"
+        f" SELECT tenant_id, 'many' || n, {columns} FROM interlock.schedule, generate_series(1, 150) AS n"
+        " WHERE name = 'nightly'"
     )
     page = await admin.get("/schedules")
     assert 'rel="next"' in page

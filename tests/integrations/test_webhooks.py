@@ -398,10 +398,12 @@ async def test_its_secret_stands_nowhere_in_the_clear(rig: Rig, stub: Stub, disp
     listed = (await rig.http().get("/api/webhooks")).text
     # Neither the text nor the bytes it encodes, in any column of any row.
     raw = secret.removeprefix("whsec_")
-    tables = await rig.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-    rows = [str(row[0]) for t in tables for row in await rig.sql(f"SELECT x::text FROM {t['tablename']} AS x")]
+    tables = await rig.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'interlock'")
+    rows = [
+        str(row[0]) for t in tables for row in await rig.sql(f"SELECT x::text FROM interlock.{t['tablename']} AS x")
+    ]
     assert rows and all(raw not in text for text in [*rows, again.text, shown, listed])
-    with pytest.raises(asyncpg.CheckViolationError, match="destination_secret"):
+    with pytest.raises(asyncpg.CheckViolationError, match="notification_target_secret"):
         await rig.sql("UPDATE interlock.notification_target SET nonce = NULL, ciphertext = NULL")
 
 
@@ -442,8 +444,8 @@ async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: S
     await hooked(rig, f"{stub.url}/two", events=["approval.requested"])
     await rig.apply(GATE)
     await rig.sql(
-        "UPDATE interlock.notification_target SET nonce = o.nonce, ciphertext = o.ciphertext FROM interlock.notification_target AS o"
-        " WHERE o.address LIKE '%/one' AND notification_target.address LIKE '%/two'"
+        "UPDATE interlock.notification_target SET nonce = o.nonce, ciphertext = o.ciphertext"
+        " FROM interlock.notification_target AS o WHERE o.address LIKE '%/one' AND notification_target.address LIKE '%/two'"
     )
     await tell(rig, dispatcher)
     assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)

@@ -226,11 +226,11 @@ class Player:
     def _wait(self, wait: Suspend) -> None:
         if self.dice.random() < 0.05:
             self._cancel(in_flight=False)
-        elif wait.wake_at is not None and self.dice.random() < 0.5:
-            self.now = max(self.now, wait.wake_at)
+        elif wait.resume_at is not None and self.dice.random() < 0.5:
+            self.now = max(self.now, wait.resume_at)
         elif not self._decide(in_flight=False) and not self._tell(in_flight=False):
-            assert wait.wake_at is not None, "it waits for nobody and nothing"
-            self.now = max(self.now, wait.wake_at)
+            assert wait.resume_at is not None, "it waits for nobody and nothing"
+            self.now = max(self.now, wait.resume_at)
 
     def _decide(self, *, in_flight: bool) -> bool:
         asked = [

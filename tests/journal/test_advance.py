@@ -62,7 +62,7 @@ def test_asking_again_changes_nothing() -> None:
     seq = made.seq
     following = advance(made, NOW)
     assert made.seq == seq
-    assert following.ask == []
+    assert following.approvals == []
     assert following.then == Suspend(RunState.WAITING_APPROVAL, None)
 
 
@@ -121,7 +121,7 @@ def test_a_gate_asks_people_with_what_is_known_and_no_worker_gets_it() -> None:
     following = advance(made, NOW)
     assert following.start == []
     assert following.then == Suspend(RunState.WAITING_APPROVAL, None)
-    (ask,) = following.ask
+    (ask,) = following.approvals
     assert (ask.kind, ask.step, ask.summary, ask.tier) == ("gate", "gate", "pay 12?", "high")
     assert made.steps["gate"].approval_id == ask.id
     assert lines(made) == ["gate -open-> waiting_approval"]
@@ -129,10 +129,10 @@ def test_a_gate_asks_people_with_what_is_known_and_no_worker_gets_it() -> None:
 
 def test_two_questions_with_the_same_words_are_about_different_things() -> None:
     made = journal("[{id: a, approval: {summary: ok}}, {id: b, approval: {summary: ok}, needs: []}]")
-    first, second = advance(made, NOW).ask
+    first, second = advance(made, NOW).approvals
     assert first.digest != second.digest
     again = journal_of(made.plan)
-    assert [ask.digest for ask in advance(again, NOW).ask] == [first.digest, second.digest]
+    assert [ask.digest for ask in advance(again, NOW).approvals] == [first.digest, second.digest]
 
 
 def test_a_summary_that_has_no_value_fails_the_run() -> None:
@@ -238,10 +238,14 @@ def test_a_run_that_is_being_canceled_starts_nothing() -> None:
 # ---------------------------------------------------------------- leaving
 
 
+WAITS = "[{id: gate, approval: {}}, {id: pause, needs: [], wait: {duration: 1h}}]"
+
+
 def test_a_run_that_waits_says_for_what_and_until_when() -> None:
-    made = journal("[{id: gate, approval: {}}]")
+    made = journal(WAITS)
+    advance(made, NOW)
     leave = release_for(made, Suspend(RunState.WAITING_APPROVAL, NOW), actor="worker:w")
-    assert (leave.status, leave.wake_at, leave.queue, leave.reason) == ("waiting_approval", NOW, False, None)
+    assert (leave.status, leave.resume_at, leave.queue, leave.reason) == ("waiting_approval", NOW, False, None)
     assert leave.entry is not None
     assert (leave.entry.from_state, leave.entry.event, leave.entry.actor) == ("running", "hold", "worker:w")
     leave = release_for(made, Suspend(RunState.WAITING_EXTERNAL, NOW))
@@ -250,11 +254,12 @@ def test_a_run_that_waits_says_for_what_and_until_when() -> None:
 
 def test_a_run_that_waits_for_a_retry_stays_running() -> None:
     made = journal("[{id: a, tool: t.do}]")
-    assert release_for(made, Suspend(RunState.RUNNING, NOW)) == LeaseRelease(RunState.RUNNING, wake_at=NOW)
+    assert release_for(made, Suspend(RunState.RUNNING, NOW)) == LeaseRelease(RunState.RUNNING, resume_at=NOW)
 
 
 def test_a_run_that_waits_already_writes_nothing_new_and_one_wait_may_follow_another() -> None:
-    made = journal("[{id: gate, approval: {}}]")
+    made = journal(WAITS)
+    advance(made, NOW)
     made.move_run(RunEvent.HOLD, actor="w")
     assert release_for(made, Suspend(RunState.WAITING_APPROVAL, None)) == LeaseRelease(RunState.WAITING_APPROVAL)
     leave = release_for(made, Suspend(RunState.WAITING_EXTERNAL, NOW))

@@ -25,7 +25,7 @@ def asked(steps: str = GATED, on_reject: str = "fail") -> Journal:
     made = journal(steps, on_reject=on_reject)
     if "a" in made.steps:
         succeed(made, "a")
-    assert advance(made, BEGINNING).ask
+    assert advance(made, BEGINNING).approvals
     made.take_unsaved()
     return made
 

@@ -252,8 +252,8 @@ _ROW: dict[str, dict[str, Any]] = {
     },
     "job": {
         "id": "gen_random_uuid()", "tenant_id": "(SELECT id FROM interlock.tenant)", "depth": "0",
-        "task_description": "'t'", "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1", "requested_by": "'me'",
-        "requester": "'{}'", "created_at": "now()",
+        "task_description": "'t'", "workflow": "'w'", "inputs": "'[{}]'", "total": "1", "worker_count": "1",
+        "requested_by": "'me'", "requester": "'{}'", "created_at": "now()",
     },
     "approval": {
         "id": "gen_random_uuid()", "tenant_id": "gen_random_uuid()", "run_id": "gen_random_uuid()", "step": "'s'",
@@ -456,8 +456,8 @@ async def test_a_queue_is_a_tenants_own_or_a_further_one_of_a_tenant(connection:
 
 
 async def test_history_takes_exactly_the_transitions_of_the_tables_and_is_never_rewritten(connection: Any) -> None:
-    statement = """INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, from_state, event, to_state,
-                                                         actor)
+    statement = """INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, from_state, event,
+                                                         to_state, actor)
                    VALUES (gen_random_uuid(), 1, $1, now(), 't', $2, $3, $4, 'me')"""
     for machine in ("worker", "job"):
         states = [None, *expected.STATES[machine], "unknown"]
@@ -565,8 +565,8 @@ async def test_runs_are_not_deleted_and_votes_are_not_changed(connection: Any) -
         " seq, created_at) VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', 1, now())", run_id, tenant,
     )  # fmt: skip
     await connection.execute(
-        "INSERT INTO interlock.approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action, digest,"
-        " requested_by, requested_at, expires_at)"
+        "INSERT INTO interlock.approval (id, tenant_id, run_id, step, status, tier, two_person, summary, action,"
+        " digest, requested_by, requested_at, expires_at)"
         " VALUES ($1, $2, $3, 'a', 'requested', 'low', false, '', '{}', 'd', 'me', now(), now())",
         approval_id, tenant, run_id,
     )  # fmt: skip
