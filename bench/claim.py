@@ -21,10 +21,12 @@ _ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint + n / 4096), 12
   lpad(to_hex(n % 4096), 3, '0') || '8' || left(md5(n::text), 15))::uuid"""
 _TENANTS = f"""
 WITH made AS (
-  INSERT INTO interlock.tenant (id, name, created_at) SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
+  INSERT INTO interlock.tenant (id, name, created_at)
+  SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
   RETURNING id
 )
-INSERT INTO interlock.queue (id, tenant_id, kind, has_work, virtual_time) SELECT id, id, 'tenant', true, random() FROM made
+INSERT INTO interlock.queue (id, tenant_id, kind, has_work, virtual_time)
+SELECT id, id, 'tenant', true, random() FROM made
 """
 _RUNS = f"""
 WITH numbered AS MATERIALIZED (
@@ -39,7 +41,8 @@ WITH numbered AS MATERIALIZED (
   INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, event, to_state, token, actor)
   SELECT id, 1, tenant_id, now(), 'run_created', 'create', 'pending', 0, 'bench' FROM made
 )
-INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, input, trigger, requested_by, seq, created_at)
+INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, input, trigger, requested_by,
+                           seq, created_at)
 SELECT id, tenant_id, tenant_id, 'noop1', 1, 'pending', '{{}}', '{{"source": "bench"}}', 'bench', 1, now() FROM made
 """
 

@@ -30,8 +30,8 @@ _AT_ONCE = 50_000
 # Ended runs of the last thirty days: one in a thousand failed, one in ten thousand belongs to a rarely used workflow,
 # and a schedule started one in a thousand.
 _FILL = """
-INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, reason, input, trigger, requested_by, seq,
-                 created_at, started_at, completed_at)
+INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, reason, input, trigger,
+                 requested_by, seq, created_at, started_at, completed_at)
 SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7000' || '8' ||
         lpad(to_hex(n), 15, '0'))::uuid,
        $1::uuid, $1::uuid, CASE WHEN n % 10000 = 0 THEN 'rare' ELSE 'noop5' END, 1,

@@ -7,9 +7,9 @@ A statement declares its parameters and its result, and names its parameters wit
     -- returns: RunRecord?
     SELECT ... WHERE tenant_id = @tenant_id AND id = @run_id ...
 
-`?` after a parameter's type means that it may be NULL (`text?[]`: an array whose elements may be). The result is a record of `store/records.py` or a type of
-PostgreSQL, alone (one row), with `?` (a row or none) or with `*` (a list of rows). `nothing` stands for no
-result.
+`?` after a parameter's type means that it may be NULL (`text?[]`: an array whose elements may be). The result is a
+record of `store/records.py` or a type of PostgreSQL, alone (one row), with `?` (a row or none) or with `*` (a list of
+rows). `nothing` stands for no result.
 
     python -m codegen.statements            write the modules
     python -m codegen.statements --check    fail if they differ
@@ -219,7 +219,7 @@ def words(text: str) -> frozenset[str]:
 
 def docstring(statement: SqlStatement) -> str:
     text = " ".join(statement.introduction.split()) or f"See `{statement.name}` in {statement.file}."
-    wrapped = textwrap.wrap(text.replace('"', "'"), 112)
+    wrapped = textwrap.wrap(text.replace('"', "'"), 110)
     if len(wrapped) == 1:
         return wrapped[0]
     return "\n    ".join([wrapped[0], *wrapped[1:]]) + "\n    "
@@ -241,7 +241,8 @@ def module(file: str, statements: Iterable[SqlStatement], names: Names) -> str:
     if ids := sorted(used & names.ids):
         imports.append(f"from interlock.ids import {', '.join(ids)}")
     for package, parts in {
-        "collections.abc": ("Sequence",), "typing": ("Any",), "datetime": ("datetime", "timedelta"), "decimal": ("Decimal",), "uuid": ("UUID",),
+        "collections.abc": ("Sequence",), "typing": ("Any",), "datetime": ("datetime", "timedelta"),
+        "decimal": ("Decimal",), "uuid": ("UUID",),
     }.items():  # fmt: skip
         if needed := [part for part in parts if part in used]:
             imports.append(f"from {package} import {', '.join(needed)}")

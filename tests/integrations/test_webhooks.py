@@ -445,7 +445,8 @@ async def test_a_secret_moved_to_another_webhook_does_not_open(rig: Rig, stub: S
     await rig.apply(GATE)
     await rig.sql(
         "UPDATE interlock.notification_target SET nonce = o.nonce, ciphertext = o.ciphertext"
-        " FROM interlock.notification_target AS o WHERE o.address LIKE '%/one' AND notification_target.address LIKE '%/two'"
+        " FROM interlock.notification_target AS o"
+        " WHERE o.address LIKE '%/one' AND notification_target.address LIKE '%/two'"
     )
     await tell(rig, dispatcher)
     assert (len(stub.at("/one")), len(stub.at("/two"))) == (1, 0)

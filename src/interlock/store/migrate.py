@@ -1,7 +1,7 @@
 """Migrations: forward only, one transaction each, under one lock, so that any number of processes may start at once.
 
-Functions and triggers are not in migrations but in `functions/` and `triggers.sql`: each migrate replaces them all if one
-of them changed.
+Functions and triggers are not in migrations but in `functions/` and `triggers.sql`: each migrate replaces them all if
+one of them changed.
 """
 
 import asyncio

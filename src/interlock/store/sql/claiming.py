@@ -40,15 +40,17 @@ async def work_is_waiting(db: Executor, *, pools: Sequence[str], tenants: Sequen
 
 
 async def leases_of(db: Executor, *, worker_id: WorkerId) -> list[ClaimedRun]:
-    """Return the runs that this worker holds according to the database, for use after the answer to a claim was lost.
-    No row once the worker was declared lost, even before its runs are reclaimed: it may not write, so it may not
-    run them.
+    """Return the runs that this worker holds according to the database, for use after the answer to a claim was
+    lost. No row once the worker was declared lost, even before its runs are reclaimed: it may not write, so it
+    may not run them.
     """
     return [_claimed_run(row) for row in await db.fetch("leases_of", worker_id)]
 
 
 async def hand_back(db: Executor, *, worker_id: WorkerId, run_id: RunId, token: int) -> None:
-    """Requeue a run that its holder cannot continue, with the commands that wait for it, behind all other ready runs."""
+    """Requeue a run that its holder cannot continue, with the commands that wait for it, behind all other ready
+    runs.
+    """
     await db.fetch("hand_back", worker_id, run_id, token)
 
 

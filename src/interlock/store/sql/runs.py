@@ -60,8 +60,8 @@ async def start_runs(db: Executor, *, runs: Sequence[NewRun]) -> StartedRuns:
 
 async def insert_run(db: Executor, *, run: NewRun) -> RunRecord | None:
     """A run that does not go straight to the queue: its first step is a gate or a wait, or it continues another run.
-    It takes the next free place in a minute like any other run; `resume_at` is set if that is in a later minute. No
-    row if an earlier attempt of the same call inserted it.
+    It takes the next free place in a minute like any other run; `resume_at` is set if that is in a later minute.
+    No row if an earlier attempt of the same call inserted it.
     """
     row = await db.row("insert_run", run)
     return _run_record(row) if row is not None else None

@@ -15,8 +15,9 @@ async def write_runs(
     releases: Sequence[RunRelease],
     slot: DispatchSlot | None,
 ) -> list[WrittenRun]:
-    """slot interlock.dispatch_slot? Write entries and give back runs; the writer is a worker, or a command that locked
-    the run's row. Return the runs whose entries were kept. A run that is missing from the answer was refused.
+    """slot interlock.dispatch_slot? Write entries and give back runs; the writer is a worker, or a command that
+    locked the run's row. Return the runs whose entries were kept. A run that is missing from the answer was
+    refused.
     """
     return [WrittenRun(*row[:2]) for row in await db.fetch("write_runs", worker_id, entries, releases, slot)]
 
@@ -29,16 +30,18 @@ async def drain_commands(db: Executor, *, command_ids: Sequence[int], worker_id:
 
 
 async def stop_runs(db: Executor, *, run_ids: Sequence[RunId], worker_id: WorkerId) -> None:
-    """In the transaction of the write whose entry starts the compensation. The lease stays: its holder runs the steps."""
+    """In the transaction of the write whose entry starts the compensation. The lease stays: its holder runs the
+    steps.
+    """
     await db.fetch("stop_runs", run_ids, worker_id)
 
 
 async def written_before(
     db: Executor, *, run_ids: Sequence[RunId], seqs: Sequence[int], tokens: Sequence[int]
 ) -> list[RunId]:
-    """After a connection broke during a write, return the runs whose first entry was committed. The entry that records
-    the lost lease does not count: it carries the holder's token and perhaps the sequence number that we wrote, but
-    another process wrote it.
+    """After a connection broke during a write, return the runs whose first entry was committed. The entry that
+    records the lost lease does not count: it carries the holder's token and perhaps the sequence number that we
+    wrote, but another process wrote it.
     """
     return [row[0] for row in await db.fetch("written_before", run_ids, seqs, tokens)]
 
@@ -46,7 +49,7 @@ async def written_before(
 async def still_held(
     db: Executor, *, worker_id: WorkerId, run_ids: Sequence[RunId], tokens: Sequence[int]
 ) -> list[RunId]:
-    """After a connection broke, return the runs that the worker still holds. If the write had no entries, the lease is
-    the only evidence.
+    """After a connection broke, return the runs that the worker still holds. If the write had no entries, the lease
+    is the only evidence.
     """
     return [row[0] for row in await db.fetch("still_held", worker_id, run_ids, tokens)]
