@@ -24,6 +24,8 @@ WITH made AS (
   INSERT INTO interlock.tenant (id, name, created_at)
   SELECT {_ID}, 'tenant-' || n, now() FROM generate_series(1, $1::int) AS n
   RETURNING id
+), limited AS (
+  INSERT INTO interlock.tenant_limits (tenant_id) SELECT id FROM made
 )
 INSERT INTO interlock.queue (id, tenant_id, kind, has_work, virtual_time)
 SELECT id, id, 'tenant', true, random() FROM made
