@@ -205,7 +205,7 @@ class Heard(dict[str, list[str]]):
 
     async def everything(self) -> dict[str, list[str]]:
         """Return what was heard of all that was committed before this call: notifications arrive in that order."""
-        channel = f"{self._database.settings.database_schema}.{notify.RUN}"
+        channel = notify.channel_name(self._database.settings, notify.RUN)
         await self._database.pool.execute("SELECT pg_notify($1, 'the end')", channel)
         await asyncio.wait_for(self._ends.wait(), 10)
         return dict(self)
