@@ -139,6 +139,9 @@ def test_a_missing_file_is_one_line(stub: Stub) -> None:
 def test_a_setting_that_cannot_be_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLOCK_PORT", "http")
     assert refused(run("up")).startswith("interlock: INTERLOCK_PORT: expected a whole number, found ")
+    monkeypatch.delenv("INTERLOCK_PORT")
+    monkeypatch.setenv("INTERLOCK_SCHEMA", "Bad Name")
+    assert refused(run("up")).startswith("interlock: INTERLOCK_SCHEMA: expected a name of lower-case letters")
 
 
 def test_a_bug_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

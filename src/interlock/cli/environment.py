@@ -47,7 +47,8 @@ def read_settings(**flags: Any) -> "Settings":
     except ValidationError as error:
         fault = error.errors()[0]
         name = "_".join(str(part) for part in fault["loc"]).upper()
-        raise typer.TyperException(f"INTERLOCK_{name}: {wrong(fault)}") from error
+        variable = f"INTERLOCK_{name.removeprefix('INTERLOCK_')}"
+        raise typer.TyperException(f"{variable}: {wrong(fault)}") from error
     return settings.model_copy(update={name: value for name, value in flags.items() if value is not None})
 
 
