@@ -61,7 +61,7 @@ async def _put_in_force(rig: Rig, text: str) -> None:
     await rig.sql(
         "INSERT INTO interlock.policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text
     )
-    await rig.sql("UPDATE interlock.queue SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
+    await rig.sql("UPDATE interlock.tenant_limits SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
 
 
 async def _denied(shop: Shop, *words: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ async def test_a_policy_that_permits_nothing_denies_and_names_the_tool(bank: Sho
 
 
 async def test_a_tenant_whose_policy_is_gone_may_do_nothing(bank: Shop, rig: Rig) -> None:
-    await rig.sql("UPDATE interlock.queue SET policy_version = 7")
+    await rig.sql("UPDATE interlock.tenant_limits SET policy_version = 7")
     await _denied(bank, "no policy", "interlock policy apply")
 
 

@@ -307,10 +307,10 @@ async def tampering(rig: Rig, *tables: str) -> AsyncIterator[Any]:
     """Disable the triggers, as the owner of the tables can."""
     async with rig.database.pool.acquire() as connection, connection.transaction():
         for table in tables:
-            await connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+            await connection.execute(f"ALTER TABLE interlock.{table} DISABLE TRIGGER USER")
         yield connection
         for table in tables:
-            await connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+            await connection.execute(f"ALTER TABLE interlock.{table} ENABLE TRIGGER USER")
 
 
 async def verdict(rig: Rig, **body: Any) -> dict[str, Any]:
@@ -355,7 +355,7 @@ TAMPERED = {
         "UPDATE interlock.journal_entry SET data = other.data, type = other.type, step = other.step, from_state = other.from_state,"
         " event = other.event, to_state = other.to_state, attempt = other.attempt, output = other.output"
         " FROM interlock.journal_entry AS other WHERE journal_entry.run_id = $1 AND other.run_id = $1"
-        " AND (entry.seq, other.seq) IN ((3, 6), (6, 3))",
+        " AND (journal_entry.seq, other.seq) IN ((3, 6), (6, 3))",
         3,
         "changed",
     ),

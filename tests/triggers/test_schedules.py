@@ -225,7 +225,7 @@ async def test_looking_for_what_is_due_walks_the_index(rig: Rig, http: httpx2.As
         " FROM generate_series(1, 5000) AS n",
         rig.admin.tenant_id, rig.admin.key_id,
     )  # fmt: skip
-    await rig.sql("ANALYZE schedule")
+    await rig.sql("ANALYZE interlock.schedule")
     plan = await rig.sql(
         "EXPLAIN SELECT name FROM interlock.schedule WHERE next_at <= '2026-05-01' ORDER BY next_at LIMIT 100"
     )  # fmt: skip
