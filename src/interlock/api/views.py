@@ -346,7 +346,7 @@ def worker_view(row: Row, history: list[Row] | None = None) -> dict[str, Any]:
 
 
 def supervisor_view(row: Row) -> dict[str, Any]:
-    columns = ("id", "host", "pid", "wished", "workers", "reason", "heartbeat_at", "started_at", "stopped_at")
+    columns = ("id", "host", "pid", "desired_workers", "workers", "reason", "heartbeat_at", "started_at", "stopped_at")
     return {column: row[column] for column in columns}
 
 
