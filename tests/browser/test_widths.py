@@ -66,3 +66,24 @@ async def test_a_long_workflow_name_leaves_the_other_columns_whole(site: Site, w
     )
     assert width < 1280 or max(tops) - min(tops) < 10, "the filters are one line where there is room"
     assert await page.evaluate(BROKEN) == []
+
+
+async def test_the_policy_editor_numbers_the_lines_that_there_are(site: Site) -> None:
+    """console 24: the gutter had more numbers than the text has lines."""
+    page: Any = await site.visit("/policy")
+    text = page.get_by_label("The policy, in Cedar")
+    gutter = page.locator(".editor pre")
+
+    async def numbers() -> list[str]:
+        return str(await gutter.inner_text()).split()
+
+    async def lines() -> list[str]:
+        return [str(n) for n in range(1, len((await text.input_value()).removesuffix("\n").split("\n")) + 1)]
+
+    assert len(await numbers()) > 10
+    assert await numbers() == await lines()
+    await text.press("ControlOrMeta+End")
+    await page.keyboard.type("// one\n// two\n// three")
+    assert await numbers() == await lines()
+    await text.fill("// all gone")
+    assert await numbers() == ["1"]
