@@ -129,6 +129,18 @@ async def test_a_policy_that_lets_more_pass_says_so_and_is_published_only_by_the
     assert "Version 2 is in force." in await admin.post("/policy", do="publish-looser", tried=proof, **form)
 
 
+async def test_a_backtest_shows_every_change_in_what_is_asked_of_approvers(rig: Rig, admin: Browser) -> None:
+    """new-user 3: a rule that asked less of approvers looked as before."""
+    asks = '@id("mail") @decision("needs_approval") {} permit (principal, action, resource);'
+    await publish(rig, asks.format('@approvers("ops") @reason_required("true") @expires_in("2h")'))
+    await rig.apply(NOTIFY)
+    await rig.work_until(await rig.start("notify", {"to": "ada"}), "waiting_approval")
+    text = asks.format('@approvers("ops") @expires_in("90m") @escalate_to("boss") @escalate_after("10m")')
+    page = text_of(await admin.post("/policy", do="backtest", edits="yes", text=text, over="1"))
+    assert "needs approval low by ops with a reason within 2h" in page
+    assert "needs approval low by ops within 1h30m then by boss after 10m" in page
+
+
 async def test_a_proof_is_of_one_session(rig: Rig, sign_in: SignIn) -> None:
     one, two = await sign_in("admin"), await sign_in("admin", name="bob")
     proof = proof_in(await one.post("/policy", do="backtest", edits="yes", text=STRICT))
