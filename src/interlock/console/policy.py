@@ -115,7 +115,8 @@ async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, 
     whole = Cut(desk.text) if "edits" in desk.typed else cut(desk.text, _MOST_TO_EDIT)
     return await render(
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
-        editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.removesuffix("\n").count("\n") + 1,
+        editable=visit.may(Permission.ADMINISTER) and not whole.left,
+        lines=desk.text.removesuffix("\n").count("\n") + 1,
         line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(current.text)),
         tools=[tool.name for tool in tools], roles=list(Role), versions=await _versions(visit),
         shown_changes=_CHANGES, although_looser=_ALTHOUGH_LOOSER,
