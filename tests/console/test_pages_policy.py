@@ -72,6 +72,10 @@ async def test_an_action_is_evaluated_by_the_text_or_by_the_policy_in_force(admi
     assert "deny" in page and "no-mail" in page and "the text above" in page
     page = text_of(await viewer.post("/policy", **asked))
     assert "allow" in page and "low-writes" in page and "the policy in force" in page
+    ops = '@id("ops") permit (principal in Group::"ops", action, resource);'
+    for groups, answer in (("dba, ops", "allow"), ("dba", "deny")):
+        page = text_of(await admin.post("/policy", edits="yes", text=ops, groups=groups, **asked))
+        assert f"Evaluate {answer}" in page, page
     for wrong, says in (
         ({"input": "{"}, "not JSON"), ({"input": "{}"}, "to: Field required"), ({"hour": "77"}, "from 0 to 23"),
         ({"tool": "mail.x"}, "no tool mail.x"), ({"role": "king"}, "role"), ({"input": "[]"}, "input"),

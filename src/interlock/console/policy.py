@@ -162,6 +162,7 @@ async def _evaluate(request: Request, visit: Visitor, current: Current, desk: De
     body = _body(
         Evaluate, tool=desk.typed.get("tool", ""), input=_json(desk.typed.get("input", "{}")),
         role=desk.typed.get("role", Role.OPERATOR),
+        groups=[group for name in desk.typed.get("groups", "").split(",") if (group := name.strip())],
         hour=number_of(desk.typed.get("hour"), "the hour", least=0, most=23),
         policy=desk.text if desk.text != current.text else None,
     )  # fmt: skip
