@@ -235,3 +235,28 @@ async def test_evaluating_an_action_says_what_would_happen_and_does_nothing(bank
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.steal"})
     assert (status, body["code"]) == (404, "TOOL_NOT_FOUND")
     assert bank.done == [] and await rig.sql("SELECT * FROM interlock.receipt") == []
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'principal.tenant == "default"',
+        'principal.role == "operator"',
+        'principal in Group::"ops"',
+        'context.workflow == "pay"',
+        'resource == Env::"blue"',
+        'resource == Env::""',
+        "context.auto_approve",
+    ],
+)
+@pytest.mark.parametrize("workspace", [None, "blue"])
+async def test_evaluating_an_action_answers_as_the_gate_does(bank: Shop, condition: str, workspace: str | None) -> None:
+    """It judged without the tenant and without groups, so a rule about them was never met."""
+    text = f'@id("only") permit (principal, action, resource) when {{ {condition} }};'
+    assert (await bank.admin.publish(text))[0] == 200
+    who = await bank.person("mira", "operator", "ops", workspace_id=workspace)
+    run = await bank.ended(await bank.start(who, "pay"))
+    asked = {"tool": "bank.pay", "input": {"amount": 5}, "role": "operator", "groups": ["ops"], "workflow": "pay"}
+    status, said = await who.post("/api/policy/evaluate", asked)
+    assert status == 200, said
+    assert (said["answer"] == "allow") == (run["status"] == "succeeded"), (said, run["error"])

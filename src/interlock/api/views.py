@@ -291,7 +291,8 @@ def agent_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
 
 
 def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
-    view = {column: row[column] for column in ("name", "version", "digest", "created_at", "created_by")}
+    view = {column: row[column] for column in ("name", "version", "digest", "created_at")}
+    view["created_by"] = name_of(row["created_by"])
     return view | {"source": _json(row["source"])} if with_source else view
 
 
