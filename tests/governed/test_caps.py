@@ -101,7 +101,8 @@ WAIT = "{name: nap, steps: [{id: w, wait: {duration: 1h}}, {id: a, tool: t.quick
 async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
     """Return which runs left `pending`, and when, in that order."""
     rows = await rig.sql(
-        "SELECT run_id, at FROM interlock.journal_entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
+        "SELECT run_id, at FROM interlock.journal_entry WHERE step IS NULL AND from_state = 'pending'"
+        " ORDER BY at, run_id"
     )
     return [(row["run_id"], row["at"]) for row in rows]
 

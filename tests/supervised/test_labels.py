@@ -30,6 +30,12 @@ async def actors(rig: Rig, run_id: UUID) -> dict[str, str]:
     return {row["step"]: row["actor"] for row in rows}
 
 
+async def pools_of(rig: Rig, run_id: UUID) -> list[str]:
+    """Return the pool of the queue in which the run is ready, if it is."""
+    queue = "interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id"
+    return [row["pool"] for row in await rig.sql(f"SELECT pool FROM {queue} WHERE run_id = $1", run_id)]
+
+
 async def queues_are_clean(rig: Rig) -> None:
     assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
 
@@ -40,11 +46,7 @@ async def test_a_step_with_a_label_is_done_by_a_worker_that_has_it_and_the_other
     run_id = await rig.start("mixed")
 
     async def is_in_the_queue() -> bool:
-        rows = await rig.sql(
-            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
-            run_id,
-        )
-        return [row["pool"] for row in rows] == ["gpu"]
+        return await pools_of(rig, run_id) == ["gpu"]
 
     await until(is_in_the_queue)
     gpu = await shop.worker(labels=("gpu",))
@@ -160,11 +162,7 @@ async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(sho
     await rig.http().post(f"/api/supervisor/workers/{both.me.id}/terminate")
 
     async def is_in_the_queue() -> bool:
-        rows = await rig.sql(
-            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
-            run_id,
-        )
-        return [row["pool"] for row in rows] == ["gpu"]
+        return await pools_of(rig, run_id) == ["gpu"]
 
     await until(is_in_the_queue)
     assert not shop.hold.entered.is_set()

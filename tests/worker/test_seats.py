@@ -347,9 +347,9 @@ async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Ri
 async def job_of(rig: Rig) -> UUID:
     job_id = uuid7()
     await rig.sql(
-        "INSERT INTO interlock.job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count, status,"
-        " requested_by, requester, created_at, deadline_at) VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted',"
-        " 'someone', '{}', now(), now() + interval '1 hour')", job_id, rig.admin.tenant_id,
+        "INSERT INTO interlock.job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count,"
+        " status, requested_by, requester, created_at, deadline_at)"
+        " VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted', 'someone', '{}', now(), now() + interval '1 hour')", job_id, rig.admin.tenant_id,
     )  # fmt: skip
     return job_id
 
