@@ -195,8 +195,8 @@ async def send(body: NewMessage, request: Request, found: Ctx, who: Caller) -> R
 
 @router.get("/sessions/{session_id}/events", response_model=Page[Event], tags=["sessions"])
 async def events(
-    session_id: SessionId, request: Request, found: Ctx, who: Caller, after: str | None = None, cursor: str | None = None,
-    limit: Limit = 500, until_idle: UntilIdle = False,
+    session_id: SessionId, request: Request, found: Ctx, who: Caller, after: str | None = None,
+    cursor: str | None = None, limit: Limit = 500, until_idle: UntilIdle = False,
 ) -> Response:  # fmt: skip
     """Return the events of the session's runs, in order: one page, or with `Accept: text/event-stream` a stream.
 

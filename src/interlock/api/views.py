@@ -211,8 +211,8 @@ def external_event_view(event: ExternalEvent) -> dict[str, Any]:
 def audit_view(row: Row) -> dict[str, Any]:
     """Return an entry as in a run's events, without its output, with its position in the chain."""
     entry = EntryRecord(
-        row["run_id"], row["seq"], row["at"], row["type"], row["step"], row["from_state"], row["event"], row["to_state"],
-        row["attempt"], 0, row["actor"], row["data"], None,
+        row["run_id"], row["seq"], row["at"], row["type"], row["step"], row["from_state"], row["event"],
+        row["to_state"], row["attempt"], 0, row["actor"], row["data"], None,
     )  # fmt: skip
     seen = event_view(entry, row["session_id"])
     return {"position": row["position"], "link": row["link"], **seen}

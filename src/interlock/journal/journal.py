@@ -302,8 +302,8 @@ class Journal:
         """Add the start entry of a step that `begin` has started."""
         return self.add(
             Entry(
-                self.seq + 1, EntryType.STEP_TRANSITION, actor, fold.step.key, STEP.initial, StepEvent.CLAIM, fold.status,
-                fold.attempt, self.declaring(fold, data),
+                self.seq + 1, EntryType.STEP_TRANSITION, actor, fold.step.key, STEP.initial, StepEvent.CLAIM,
+                fold.status, fold.attempt, self.declaring(fold, data),
             )
         )  # fmt: skip
 

@@ -60,8 +60,8 @@ class Worker:
 
     def __init__(
         self, database: Database, settings: Settings, *, tools: Registry = registry, capacity: int | None = None,
-        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[TenantId, ...] | None = None, adopt: WorkerId | None = None,
-        end_process: Callable[[], None] | None = None, after_loss: bool = False,
+        labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[TenantId, ...] | None = None,
+        adopt: WorkerId | None = None, end_process: Callable[[], None] | None = None, after_loss: bool = False,
         look_back: Callable[[], Awaitable[None]] | None = None, pulse: Pulse | None = None,
     ) -> None:  # fmt: skip
         self.database = database
@@ -437,7 +437,7 @@ class Worker:
                     stop.set()
 
     async def _check(self) -> None:
-        """Poll slowly, in case notifications are lost: commands, orders, and whether queued runs wait for our places."""
+        """Poll slowly, in case notifications are lost: commands, orders, and runs that wait for our places."""
         with contextlib.suppress(Unavailable):
             pools = list(self.pools())
             takes_more = self.may_begin and not self.draining

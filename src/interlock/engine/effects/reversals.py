@@ -27,8 +27,8 @@ from interlock.tools import Registry
 
 
 async def reverse(
-    tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: ReceiptId, new_id: RunId,
-    reason: str | None,
+    tx: Tx, database: Database, plans: Plans, tools: Registry, principal: Principal, receipt_id: ReceiptId,
+    new_id: RunId, reason: str | None,
 ) -> tuple[RunDetails, Plan]:  # fmt: skip
     receipt = await receipts.get(tx, principal, receipt_id)
     original = await runs.get(tx, principal, receipt["run_id"])

@@ -103,9 +103,9 @@ def new_row(principal: Principal, new: NewRun, **about: Any) -> records.NewRun:
     about = {"workspace_id": principal.workspace_id} | about
     return records.NewRun(
         run_id=new.id, tenant_id=principal.tenant_id, workflow=new.workflow, workflow_version=new.version,
-        has_concurrency_limit=new.plan.max_concurrency is not None, input=encode(new.input), trigger=encode(new.trigger),
-        requested_by=principal.actor, requester=principal.facts, deadline_seconds=new.deadline_seconds,
-        watch_seconds=new.watch_seconds, **about,
+        has_concurrency_limit=new.plan.max_concurrency is not None, input=encode(new.input),
+        trigger=encode(new.trigger), requested_by=principal.actor, requester=principal.facts,
+        deadline_seconds=new.deadline_seconds, watch_seconds=new.watch_seconds, **about,
     )  # fmt: skip
 
 
@@ -114,15 +114,15 @@ async def start_once(
 ) -> datetime | None:
     """Store the run, the record of the request and its answer in one statement, which is its own transaction.
 
-    Return the time of creation, or None if no run started: the request was made before, the workflow has a newer version
-    than the cached one, or this is not the ordinary case.
+    Return the time of creation, or None if no run started: the request was made before, the workflow has a newer
+    version than the cached one, or this is not the ordinary case.
     """
     try:
         with says_in_flight(request):
             created_at = await sql.start_run(
-                database, run=new_row(principal, new), if_newest=new.if_newest, answer=answer, keep_seconds=KEEP_SECONDS,
-                key=request.key if request else None, source=request.source if request else None,
-                digest=request.hash if request else None,
+                database, run=new_row(principal, new), if_newest=new.if_newest, answer=answer,
+                keep_seconds=KEEP_SECONDS, key=request.key if request else None,
+                source=request.source if request else None, digest=request.hash if request else None,
             )  # fmt: skip
     except asyncpg.UniqueViolationError:
         return None  # an earlier try of the same call succeeded

@@ -101,8 +101,9 @@ def _result(change: RunChange, kept: Mapping[RunId, CommitResult]) -> CommitResu
 def new_entry(change: RunChange, entry: Entry) -> NewEntry:
     row = change.row
     return NewEntry(
-        row.run_id, row.token if row.leased_from else 0, entry.seq, entry.type, entry.step, entry.from_state, entry.event,
-        entry.to_state, entry.attempt, entry.actor, encode(entry.data) if entry.data else None, entry.output,
+        row.run_id, row.token if row.leased_from else 0, entry.seq, entry.type, entry.step, entry.from_state,
+        entry.event, entry.to_state, entry.attempt, entry.actor, encode(entry.data) if entry.data else None,
+        entry.output,
     )  # fmt: skip
 
 
@@ -194,8 +195,8 @@ async def _declare_intents(batch: Batch, found: Found[DeclareIntent]) -> None:
             batch.results[run_id] = replace(batch.results[run_id], receipts=blocked)
 
 
-# In this order. Commands are drained first, because a later effect may post new ones. Intents come last: whether one may
-# go ahead depends on the receipts that this write completes.
+# In this order. Commands are drained first, because a later effect may post new ones. Intents come last: whether one
+# may go ahead depends on the receipts that this write completes.
 _HANDLERS: Mapping[type[Effect], Callable[[Batch, list[tuple[RunChange, Any]]], Awaitable[None]]] = MappingProxyType(
     {
         DrainCommands: _drain_commands,

@@ -195,8 +195,8 @@ async def _requeue(tx: Tx, row: LockedRun, is_new: bool, reclaimed: bool) -> Non
 
 async def _post(tx: Tx, run: OpenRun, command: RunCommand, status: RunState) -> RunRecord:
     return await sql.post_command(
-        tx, run_id=run.row.id, command=command.command, step=command.step, actor=command.actor, data=encode(command.data),
-        status=status,
+        tx, run_id=run.row.id, command=command.command, step=command.step, actor=command.actor,
+        data=encode(command.data), status=status,
     )  # fmt: skip
 
 

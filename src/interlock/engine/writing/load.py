@@ -21,8 +21,8 @@ from interlock.telemetry import log
 class OpenRun:
     """A run under its row lock.
 
-    `journal` is None if only a worker may change the run: a worker holds it, commands wait for it, or this process cannot
-    read it. Then callers only leave a command for a worker. `queued` is what the queue said of the run.
+    `journal` is None if only a worker may change the run: a worker holds it, commands wait for it, or this process
+    cannot read it. Then callers only leave a command for a worker. `queued` is what the queue said of the run.
     """
 
     row: LockedRun
