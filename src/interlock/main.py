@@ -284,16 +284,16 @@ def _on_signals() -> asyncio.Event:
     return stop
 
 
-def supervise(settings: Settings, wished: int, serve: Serving) -> int:
+def supervise(settings: Settings, desired_workers: int, serve: Serving) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tracing.configure()
     try:
-        return run_loop(_supervise(settings, database_url(settings), wished, serve))
+        return run_loop(_supervise(settings, database_url(settings), desired_workers, serve))
     finally:
         tracing.close()
 
 
-async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) -> int:
+async def _supervise(settings: Settings, url: str, desired_workers: int, serve: Serving) -> int:
     stop = _on_signals()
     database = Database(url, settings, size=3)
     async with _opened_for_work(database, stop) as is_open:
@@ -301,17 +301,20 @@ async def _supervise(settings: Settings, url: str, wished: int, serve: Serving) 
             return 0
         sweeping = asyncio.create_task(sweep_forever(database, settings, Signing(settings)))
         try:
-            await (await _supervisor(database, settings, url, wished, serve)).run(stop)
+            await (await _supervisor(database, settings, url, desired_workers, serve)).run(stop)
         finally:
             sweeping.cancel()
     return 0
 
 
-async def _supervisor(database: Database, settings: Settings, url: str, wished: int, serve: Serving) -> Supervisor:
+async def _supervisor(
+    database: Database, settings: Settings, url: str, desired_workers: int, serve: Serving
+) -> Supervisor:
     tenant_ids = await workers.tenants_named(database, serve.tenants) if serve.tenants else None
     return Supervisor(
-        database, settings, url, wished=wished, concurrency=serve.concurrency, labels=serve.labels, tenants=tenant_ids
-    )
+        database, settings, url, desired_workers=desired_workers, concurrency=serve.concurrency, labels=serve.labels,
+        tenants=tenant_ids,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- server
@@ -329,7 +332,7 @@ def up(settings: Settings, listening: socket.socket, workers: int = 1, concurren
         tracing.close()
 
 
-async def _up(settings: Settings, url: str, wished: int, serve: Serving, listening: socket.socket) -> int:
+async def _up(settings: Settings, url: str, desired_workers: int, serve: Serving, listening: socket.socket) -> int:
     stop = _on_signals()
     async with opened(settings, url) as database, serving(settings, database, listening) as address:
         private_directory(settings.data_dir)
@@ -338,7 +341,9 @@ async def _up(settings: Settings, url: str, wished: int, serve: Serving, listeni
         print(
             f"Interlock is at {address}, a console in the browser; its API reference at {address}/api/docs", flush=True
         )
-        supervising = asyncio.create_task((await _supervisor(database, settings, url, wished, serve)).run(stop))
+        supervising = asyncio.create_task(
+            (await _supervisor(database, settings, url, desired_workers, serve)).run(stop)
+        )
         keeping = [asyncio.create_task(_keep_database(settings)), asyncio.create_task(_keep_announced(noted, address))]
         await stop.wait()
         for task in keeping:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import pytest
 from playwright.async_api import TimeoutError as PlaywrightTimeout
+from playwright.async_api import expect
 from tests.browser.chromium import AXE
 from tests.browser.conftest import Site
 from tests.browser.shop import REFUND, SCRIPT, SUPPORT, open_shop
@@ -328,6 +330,23 @@ async def test_a_script_in_a_field_stays_text(site: Site) -> None:
         assert await page.locator("main script").count() == 0
     await page.goto(f"{site.address}/runs/{run_id}")
     assert SCRIPT in await page.content() or "&lt;script&gt;" in await page.content()
+
+
+async def test_times_are_relative_for_a_day_and_a_touch_shows_them_in_full(site: Site) -> None:
+    """console 21: the date was in a tooltip only, which a touch screen does not show."""
+    await site.rig.apply("{name: gate, steps: [{id: ask, approval: {}}]}")
+    await site.rig.start("gate")
+    page = await site.visit("/runs")
+    began = page.locator("[data-label=began] time")
+    in_full = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$")
+    await expect(began).to_have_text(re.compile(r"s ago$"))
+    await began.click()
+    await expect(began).to_have_text(in_full)
+    await began.click()
+    await expect(began).to_have_text(re.compile(r"s ago$"))
+    await page.evaluate("const now = Date.now; Date.now = () => now() + 25 * 3600 * 1000")
+    await page.evaluate("document.dispatchEvent(new Event('interlock:looked'))")
+    await expect(began).to_have_text(in_full)
 
 
 async def test_axe_finds_nothing(site: Site) -> None:

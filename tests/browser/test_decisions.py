@@ -167,6 +167,15 @@ async def test_no_key_approves_without_a_visible_selection(site: Site) -> None:
     await page.evaluate("document.querySelector('.card').style.marginTop = '4000px'; scrollTo(0, 0)")
     await page.keyboard.press("a")
     assert await page.evaluate("scrollY") > 0, "the card is shown instead"
+    await page.evaluate("document.querySelector('.card h2').style.paddingBottom = '1500px'")
+    await page.evaluate("document.querySelector('.card').style.marginBottom = '4000px'")
+    await stop_clock(page)
+    for _ in range(2):  # the first press also finds that the card moved
+        await page.evaluate("scrollBy(0, document.querySelector('.buttons').getBoundingClientRect().top - 10)")
+        await page.keyboard.press("a")
+        await page.clock.fast_forward(1100)
+    assert await page.locator(".card .buttons").count() == 1, "the button was in view, but not what it approves"
+    await page.clock.resume()
     await page.get_by_role("button", name="Approve").focus()
     await page.evaluate("scrollTo(0, 0)")
     await page.keyboard.press("Enter")

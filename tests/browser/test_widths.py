@@ -6,6 +6,8 @@ import pytest
 from tests.browser.conftest import Site
 from tests.browser.test_pictures import furnish
 
+from interlock.wire import Role
+
 # Words that break with a single letter on a line, though the word would fit on one line.
 BROKEN = """
 () => {
@@ -45,3 +47,43 @@ async def test_no_page_scrolls_sideways_and_no_word_is_broken(site: Site) -> Non
                 if wide > width or (broken := await page.evaluate(BROKEN)):
                     wrong.append((path, width, wide, broken if wide <= width else []))
     assert wrong == []
+
+
+@pytest.mark.parametrize("width", [1040, 1280, 1440])
+async def test_a_long_workflow_name_leaves_the_other_columns_whole(site: Site, width: int) -> None:
+    """console 22: ids and names of keys broke in the middle of a word."""
+    name = "-".join(["refund-all-orders-of-the-last-outage"] * 2)
+    await site.rig.apply(f"{{name: {name}, steps: [{{id: ask, approval: {{}}}}]}}")
+    await site.rig.start(name, {}, await site.rig.person("magdalena", Role.OPERATOR))
+    page: Any = await site.visit("/runs", viewport={"width": width, "height": 900})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    [[short, lines]] = await page.locator("tr[data-row] .id").evaluate_all(
+        "ids => ids.map(id => [id.textContent, id.getClientRects().length])"
+    )
+    assert (len(short), lines) == (8, 1)
+    tops = await page.locator(".filters label, .filters button").evaluate_all(
+        "all => all.map(one => Math.round(one.getBoundingClientRect().top))"
+    )
+    assert width < 1280 or max(tops) - min(tops) < 10, "the filters are one line where there is room"
+    assert await page.evaluate(BROKEN) == []
+
+
+async def test_the_policy_editor_numbers_the_lines_that_there_are(site: Site) -> None:
+    """console 24: the gutter had more numbers than the text has lines."""
+    page: Any = await site.visit("/policy")
+    text = page.get_by_label("The policy, in Cedar")
+    gutter = page.locator(".editor pre")
+
+    async def numbers() -> list[str]:
+        return str(await gutter.inner_text()).split()
+
+    async def lines() -> list[str]:
+        return [str(n) for n in range(1, len((await text.input_value()).removesuffix("\n").split("\n")) + 1)]
+
+    assert len(await numbers()) > 10
+    assert await numbers() == await lines()
+    await text.press("ControlOrMeta+End")
+    await page.keyboard.type("// one\n// two\n// three")
+    assert await numbers() == await lines()
+    await text.fill("// all gone")
+    assert await numbers() == ["1"]

@@ -164,12 +164,31 @@ def test_evaluate_says_what_would_be_decided_and_why(stub: Stub, cedar: str) -> 
     action = {"tool": "shop.refund", "fields": {"amount": 250}, "digest": "d1"}
     decision = {"answer": "needs_approval", "tier": "high", "two_person": True, "rule_ids": ["large"], "reason": "big"}
     stub.on("POST /api/policy/evaluate", {**decision, "policy_digest": "p1", "action": action})
-    args = ["policy", "evaluate", "shop.refund", "--param", "amount=250", "--role", "agent", "--hour", "23"]
+    args = [
+        "policy",
+        "evaluate",
+        "shop.refund",
+        "--param",
+        "amount=250",
+        "--role",
+        "agent",
+        "--hour",
+        "23",
+        "--group",
+        "ops",
+    ]
     result = run(*args, "--policy", cedar)
     lines = [words(line) for line in result.stdout.splitlines()]
     assert lines[:5] == ["answer needs_approval", "why big", "rules large", "tier high, two people", "policy p1"]
     assert lines[-1] == "amount 250"
-    sent = {"tool": "shop.refund", "input": {"amount": 250}, "role": "agent", "workflow": "", "hour": 23}
+    sent = {
+        "tool": "shop.refund",
+        "input": {"amount": 250},
+        "role": "agent",
+        "groups": ["ops"],
+        "workflow": "",
+        "hour": 23,
+    }
     assert stub.body("POST /api/policy/evaluate") == {**sent, "policy": CEDAR}
     assert json.loads(run(*args, "--json").stdout)["rule_ids"] == ["large"]
 

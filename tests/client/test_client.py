@@ -227,10 +227,22 @@ EVALUATED = {"answer": "deny", "reason": "forbidden by freeze", "rule_ids": ["fr
     ("method", "args", "kwargs", "answer", "sent"),
     [
         (
-            *("evaluate_policy", ("shop.refund", {"amount": 5}), {"role": "agent", "hour": 23}, EVALUATED),
+            *(
+                "evaluate_policy",
+                ("shop.refund", {"amount": 5}),
+                {"role": "agent", "groups": ["ops"], "hour": 23},
+                EVALUATED,
+            ),
             (
                 "POST /api/policy/evaluate",
-                {"tool": "shop.refund", "input": {"amount": 5}, "role": "agent", "workflow": "", "hour": 23},
+                {
+                    "tool": "shop.refund",
+                    "input": {"amount": 5},
+                    "role": "agent",
+                    "groups": ["ops"],
+                    "workflow": "",
+                    "hour": 23,
+                },
             ),
         ),
         (

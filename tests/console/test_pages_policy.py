@@ -70,6 +70,10 @@ async def test_an_action_is_evaluated_by_the_text_or_by_the_policy_in_force(admi
     assert "deny" in page and "no-mail" in page and "the text above" in page
     page = text_of(await viewer.post("/policy", **asked))
     assert "allow" in page and "low-writes" in page and "the policy in force" in page
+    ops = '@id("ops") permit (principal in Group::"ops", action, resource);'
+    for groups, answer in (("dba, ops", "allow"), ("dba", "deny")):
+        page = text_of(await admin.post("/policy", edits="yes", text=ops, groups=groups, **asked))
+        assert f"Evaluate {answer}" in page, page
     for wrong, says in (
         ({"input": "{"}, "not JSON"), ({"input": "{}"}, "to: Field required"), ({"hour": "77"}, "from 0 to 23"),
         ({"tool": "mail.x"}, "no tool mail.x"), ({"role": "king"}, "role"), ({"input": "[]"}, "input"),
@@ -125,6 +129,18 @@ async def test_a_policy_that_lets_more_pass_says_so_and_is_published_only_by_the
     refused = await admin.post("/policy", 422, do="publish", tried=proof, **form)
     assert "was not backtested" in text_of(refused) and await versions(rig) == [1]
     assert "Version 2 is in force." in await admin.post("/policy", do="publish-looser", tried=proof, **form)
+
+
+async def test_a_backtest_shows_every_change_in_what_is_asked_of_approvers(rig: Rig, admin: Browser) -> None:
+    """new-user 3: a rule that asked less of approvers looked as before."""
+    asks = '@id("mail") @decision("needs_approval") {} permit (principal, action, resource);'
+    await publish(rig, asks.format('@approvers("ops") @reason_required("true") @expires_in("2h")'))
+    await rig.apply(NOTIFY)
+    await rig.work_until(await rig.start("notify", {"to": "ada"}), "waiting_approval")
+    text = asks.format('@approvers("ops") @expires_in("90m") @escalate_to("boss") @escalate_after("10m")')
+    page = text_of(await admin.post("/policy", do="backtest", edits="yes", text=text, over="1"))
+    assert "needs approval low by ops with a reason within 2h" in page
+    assert "needs approval low by ops within 1h30m then by boss after 10m" in page
 
 
 async def test_a_proof_is_of_one_session(rig: Rig, sign_in: SignIn) -> None:

@@ -119,3 +119,23 @@ async def test_retry_is_offered_where_it_would_be_accepted_and_a_retried_run_say
         assert f"Retry of run {str(plain)[-8:]}" in text_of(again)
         page = await admin.get(f"/runs/{plain}")
         assert "Retried as run" in text_of(page) and "This run was retried already" in page
+
+
+async def test_the_bar_of_a_failed_job_has_the_colour_of_a_failure(rig: Rig, admin: Browser) -> None:
+    """Console review 30: it was a full blue bar, like that of a job that did everything."""
+
+    @rig.tool("t.break")
+    async def broken() -> None:
+        raise Terminal("no")
+
+    await rig.apply("{name: fails, steps: [{id: a, tool: t.break}]}")
+    await rig.apply("{name: works, steps: [{id: a, wait: {duration: 0s}}]}")
+    http = rig.http()
+    async with rig.worker():
+        for workflow, end in (("works", "completed"), ("fails", "failed")):
+            job = (await http.post("/api/jobs", json={"task_description": workflow, "workflow": workflow})).json()
+            while (await http.get(f"/api/jobs/{job['id']}")).json()["status"] != end:
+                await rig.sweep()
+            for page in ("/jobs", f"/jobs/{job['id']}"):
+                bars = re.findall(r"<progress[^>]*>", await admin.get(page))
+                assert ['class="bad"' in bar for bar in bars][:1] == [end == "failed"]

@@ -25,6 +25,10 @@ def add_tools(rig: Rig) -> None:
     async def look(charge: str) -> Any:
         """Look it up."""
 
+    @rig.tool("shop.draw", idempotent=False)
+    async def draw() -> Any:
+        """Draw the next number."""
+
     @rig.flow("greet", version="7")
     async def greet(ctx: Any) -> None:
         """Say hello."""
@@ -45,6 +49,8 @@ async def test_tools_are_listed_with_what_the_policy_in_force_says(rig: Rig, vie
     assert "writes not idempotent, can be undone high asks people high two people" in row_of(page, "shop.refund")
     assert "writes idempotent low allowed" in row_of(page, "shop.back")
     assert "reads low allowed" in row_of(page, "shop.look")
+    assert "reads not idempotent low allowed" in row_of(page, "shop.draw")
+    assert "never by itself: after a crash its run fails" in text_of(await viewer.get("/tools/shop.draw"))
     assert "greet" in page and "Say hello." in page and "current" in page
     found = await viewer.get("/tools?q=money")
     assert "shop.refund" in found and "shop.look" not in found

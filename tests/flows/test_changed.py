@@ -179,7 +179,9 @@ async def test_runs_that_waited_for_a_version_with_a_cap_are_let_in_one_after_th
     async with rig.worker():
         for run_id in waiting:
             await rig.until(run_id, "waiting_external")
-    await flow_deployments.resume_awaiting(rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5)
+    await flow_deployments.resume_awaiting(
+        rig.database, [f"f@{version_of(first)}"], "worker:w", ("default",), None, most=5
+    )
     assert [(await rig.run(run_id))["status"] for run_id in waiting] == ["running"] * 3
     [(ready,)] = await rig.sql("SELECT count(*) FROM interlock.ready_run")
     [(held,)] = await rig.sql("SELECT count(*) FROM interlock.blocked_run")

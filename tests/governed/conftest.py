@@ -88,8 +88,8 @@ def shop(rig: Rig) -> Shop:
     return Shop(rig)
 
 
-class Crash(BaseException):
-    """The process is gone, as far as the interrupted code can tell."""
+class Crash(GeneratorExit):
+    """The process is gone, as far as the interrupted code can tell: no code handles the end of its own coroutine."""
 
 
 async def lose(rig: Rig, task: "asyncio.Task[None]") -> None:

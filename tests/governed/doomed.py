@@ -72,7 +72,7 @@ def doom() -> None:
         passage.declare_intent,
         drive.execute,
         StepRecorder.settle,
-        receipts.complete_receipts,
+        receipts.complete,
     )
 
     def declared(*args: Any) -> None:
@@ -94,7 +94,7 @@ def doom() -> None:
     passage.declare_intent = declared
     setattr(StepRecorder, "settle", settled)  # noqa: B010
     drive.execute = executed
-    setattr(receipts, "complete_receipts", sealed)  # noqa: B010
+    setattr(receipts, "complete", sealed)  # noqa: B010
 
 
 if os.environ.get("DOOMED_AT"):

@@ -61,7 +61,7 @@ async def _put_in_force(rig: Rig, text: str) -> None:
     await rig.sql(
         "INSERT INTO interlock.policy VALUES ($1, 1, 'digest', $2, now(), 'somebody')", rig.admin.tenant_id, text
     )
-    await rig.sql("UPDATE interlock.queue SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
+    await rig.sql("UPDATE interlock.tenant_limits SET policy_version = 1 WHERE tenant_id = $1", rig.admin.tenant_id)
 
 
 async def _denied(shop: Shop, *words: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ async def test_a_policy_that_permits_nothing_denies_and_names_the_tool(bank: Sho
 
 
 async def test_a_tenant_whose_policy_is_gone_may_do_nothing(bank: Shop, rig: Rig) -> None:
-    await rig.sql("UPDATE interlock.queue SET policy_version = 7")
+    await rig.sql("UPDATE interlock.tenant_limits SET policy_version = 7")
     await _denied(bank, "no policy", "interlock policy apply")
 
 
@@ -235,3 +235,28 @@ async def test_evaluating_an_action_says_what_would_happen_and_does_nothing(bank
     status, body = await bank.admin.post("/api/policy/evaluate", {"tool": "bank.steal"})
     assert (status, body["code"]) == (404, "TOOL_NOT_FOUND")
     assert bank.done == [] and await rig.sql("SELECT * FROM interlock.receipt") == []
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'principal.tenant == "default"',
+        'principal.role == "operator"',
+        'principal in Group::"ops"',
+        'context.workflow == "pay"',
+        'resource == Env::"blue"',
+        'resource == Env::""',
+        "context.auto_approve",
+    ],
+)
+@pytest.mark.parametrize("workspace", [None, "blue"])
+async def test_evaluating_an_action_answers_as_the_gate_does(bank: Shop, condition: str, workspace: str | None) -> None:
+    """It judged without the tenant and without groups, so a rule about them was never met."""
+    text = f'@id("only") permit (principal, action, resource) when {{ {condition} }};'
+    assert (await bank.admin.publish(text))[0] == 200
+    who = await bank.person("mira", "operator", "ops", workspace_id=workspace)
+    run = await bank.ended(await bank.start(who, "pay"))
+    asked = {"tool": "bank.pay", "input": {"amount": 5}, "role": "operator", "groups": ["ops"], "workflow": "pay"}
+    status, said = await who.post("/api/policy/evaluate", asked)
+    assert status == 200, said
+    assert (said["answer"] == "allow") == (run["status"] == "succeeded"), (said, run["error"])

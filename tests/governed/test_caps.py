@@ -67,7 +67,7 @@ async def test_within_a_minute_they_wait_in_the_order_they_came(rig: Rig, acme: 
     await runs.start_many(rig.database, acme, news)
     clock.advance(600)
     await sweeps.resume_due(rig.database)
-    queued = await rig.sql("SELECT run_id FROM interlock.ready_run WHERE position < 0 ORDER BY position")
+    queued = await rig.sql("SELECT run_id FROM interlock.ready_run WHERE priority = 0 ORDER BY position")
     assert [row["run_id"] for row in queued] == [new.id for new in news[60:]]
 
 
@@ -101,7 +101,8 @@ WAIT = "{name: nap, steps: [{id: w, wait: {duration: 1h}}, {id: a, tool: t.quick
 async def first_moves(rig: Rig) -> list[tuple[UUID, datetime]]:
     """Return which runs left `pending`, and when, in that order."""
     rows = await rig.sql(
-        "SELECT run_id, at FROM interlock.journal_entry WHERE step IS NULL AND from_state = 'pending' ORDER BY at, run_id"
+        "SELECT run_id, at FROM interlock.journal_entry WHERE step IS NULL AND from_state = 'pending'"
+        " ORDER BY at, run_id"
     )
     return [(row["run_id"], row["at"]) for row in rows]
 

@@ -10,9 +10,12 @@ from tests.governed.conftest import Shop, lose
 from tests.rig import Hold, Rig
 
 from interlock.engine.queueing.leases import WorkerIdentity
-from interlock.engine.writing import journal_writer as append_module
+from interlock.engine.writing import commit as commit_module
+from interlock.engine.writing.change import DeclareIntent
 from interlock.errors import Retryable
-from interlock.ids import uuid7
+from interlock.ids import WorkerId, uuid7
+from interlock.store.pool import Tx
+from interlock.store.records import ClaimedRun
 from interlock.tools import Context
 from interlock.worker import batch_committer
 from interlock.worker.run_driver import Driver
@@ -57,18 +60,23 @@ class Commits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all = self.long = 0
-        append, company = append_module.append, append_module._persist_side_effects
+        commit, fetch = commit_module.commit, Tx.fetch
+        statements: dict[Tx, int] = {}
 
-        async def counted(*args: Any) -> Any:
-            self.all += bool(args[3])
-            return await append(*args)
+        async def counted(tx: Tx, changes: Any, *args: Any) -> Any:
+            statements[tx] = 0
+            results = await commit(tx, changes, *args)
+            self.all += bool(changes)
+            self.long += statements.pop(tx) > 1
+            return results
 
-        async def counted_company(*args: Any) -> Any:
-            self.long += 1
-            return await company(*args)
+        async def counted_statement(tx: Tx, name: str, *args: Any) -> Any:
+            if tx in statements:
+                statements[tx] += 1
+            return await fetch(tx, name, *args)
 
-        monkeypatch.setattr(batch_committer, "append", counted)
-        monkeypatch.setattr(append_module, "_persist_side_effects", counted_company)
+        monkeypatch.setattr(batch_committer, "commit", counted)
+        monkeypatch.setattr(Tx, "fetch", counted_statement)
 
 
 async def test_steps_that_only_read_leave_no_receipt_and_cost_one_statement_each(
@@ -120,13 +128,10 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         run_id = await rig.start("f")
         settings = rig.settings.model_copy(update={"redaction_key": SecretStr("k" * 64)})
         worker = Worker(rig.database, settings, tools=rig.tools)
-        worker.me = WorkerIdentity(uuid7(), "bench")
+        worker.me = WorkerIdentity(WorkerId(uuid7()), "bench")
         await worker.policies.current(rig.admin.tenant_id)
-        (row,) = await rig.sql(
-            "SELECT run.*, now() AS now, false AS is_new, false AS lost, false AS seated, max_writes_per_run FROM interlock.run"
-            " JOIN interlock.queue USING (tenant_id) WHERE run.id = $1", run_id,
-        )  # fmt: skip
-        driver = Driver(worker, row)
+        (row,) = await rig.sql("SELECT * FROM interlock.leased_run WHERE id = $1", run_id)
+        driver = Driver(worker, ClaimedRun(*row))
         await driver._load()
         folds = (await driver._advance()).start
         # CPU time of this process alone: other processes do not count towards the gate.
@@ -134,7 +139,8 @@ async def test_the_gates_cost_is_measured(shop: Shop, rig: Rig, capsys: pytest.C
         calls = await driver._passage.ready(folds)
         took[name] = (time.process_time() - began) * 1e6 / 1000
         assert len(calls) == 1000
-        assert len(driver.run.intents) == (1000 if name == "write" else 0)
+        intents = [effect for effect in driver.run.effects if isinstance(effect, DeclareIntent)]
+        assert len(intents) == (1000 if name == "write" else 0)
     with capsys.disabled():
         print(f"\nthe gate: {took['write']:.0f} µs a write, {took['read']:.0f} µs a read")
 

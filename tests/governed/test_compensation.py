@@ -5,14 +5,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.governed import test_crash
 from tests.governed.conftest import Person, Shop, lose
-from tests.governed.test_crash import DRIVING, CrashAt, _codes, _drive_to_their_deaths
+from tests.governed.test_crash import CrashAt, drive_to_their_deaths, moments_of_a_run
 from tests.rig import Hold, Rig
 
 from interlock import Context, Retryable, Terminal
+from interlock.store import sql
 from interlock.worker.run_driver import Driver
-from interlock.worker.step_recorder import StepRecorder
 from interlock.worker.worker import Worker
 
 TRIP = """
@@ -465,8 +464,10 @@ async def test_a_cancel_that_was_under_way_does_not_interrupt_the_undoing(
     async with rig.worker():
         await hold.inside()
         # Sent before the run recorded its compensation, and read after it.
-        word = ("cancel", None, "ann", '{"reason_code": "canceled_by_user", "said": null}', "canceling")
-        await rig.database.fetch("post_to_inbox", run_id, *word)
+        await sql.post_command(
+            rig.database, run_id=run_id, command="cancel", step=None, actor="ann",
+            data='{"reason_code": "canceled_by_user", "said": null}', status="canceling",
+        )  # fmt: skip
         await heard.wait()
         hold.release.set()
         run = await rig.until(run_id)
@@ -689,8 +690,6 @@ async def test_a_worker_that_dies_at_any_line_leaves_nothing_half_undone(
     shop: Shop, rig: Rig, agency: Agency, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Kill workers at every line: first of the step, then of its failure, then of its compensation."""
-    watched = DRIVING | _codes(Driver._round, Driver._begin_to_undo, StepRecorder.settle_failure)
-    monkeypatch.setattr(test_crash, "WATCHED", watched)
     booked: dict[UUID, set[str]] = {}
     canceled: dict[UUID, set[str]] = {}
 
@@ -709,14 +708,11 @@ async def test_a_worker_that_dies_at_any_line_leaves_nothing_half_undone(
         raise Terminal("no")
 
     await rig.apply(SAGA)
-    probe = await rig.start("saga")
-    crash = CrashAt({probe: 10**9})
-    await _drive_to_their_deaths(rig, crash, monkeypatch)
-    lines = crash.seen[probe]
-    assert lines > 200, "the trace sees the whole way"
-    crash = CrashAt({await rig.start("saga"): n for n in range(1, lines, step)})
-    await _drive_to_their_deaths(rig, crash, monkeypatch)
-    assert len(crash.where) == len(crash.lines), "every run died at its line"
+    moments = await moments_of_a_run(rig, monkeypatch, "saga", ending="failed")
+    assert len(moments) > 400, "the trace sees the whole way"
+    crash = CrashAt({await rig.start("saga"): moment for moment in moments[::step]})
+    await drive_to_their_deaths(rig, crash, monkeypatch)
+    assert crash.where == crash.moments, "every run died at its line"
     async with rig.worker(capacity=200):
         for run_id, place in crash.where.items():
             run = await rig.until(run_id, seconds=30)

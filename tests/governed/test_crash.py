@@ -8,9 +8,10 @@ neither.
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,17 +19,24 @@ import pytest
 from tests.governed.conftest import Crash, Shop, kill, lose, notice
 from tests.rig import Rig
 
-from interlock.engine.effects import receipts as receipts_module
+from interlock.engine.effects import receipts as effect_receipts
 from interlock.engine.queueing import leases
-from interlock.engine.writing import journal_writer as append_module
+from interlock.engine.writing import commit, effects
+from interlock.engine.writing.change import DeclareIntent, RunChange
 from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.settings import Settings
 from interlock.tools import Context, DidNotHappen, Happened, Registry
-from interlock.worker import batch_committer, executor, receipts, run_driver
-from interlock.worker.admission import Admission
+from interlock.worker import (
+    admission,
+    batch_committer,
+    executor,
+    leased_run,
+    receipts,
+    run_driver,
+    step_recorder,
+)
 from interlock.worker.leased_run import LeasedRun
 from interlock.worker.run_driver import Driver
-from interlock.worker.step_recorder import StepRecorder
 from interlock.worker.worker import Worker
 
 KINDS = ("repeatable", "askable", "neither")
@@ -84,9 +92,15 @@ steps:
 """
 
 
+# Every line of these modules may be the last one that a driver executes, or a committer.
+DRIVING = (run_driver, admission, receipts, leased_run, executor, step_recorder, effects)
+COMMITTING = (batch_committer, commit, effect_receipts)
+
+
 @contextmanager
-def tracing(on_line: Any) -> Iterator[None]:
-    """Call `on_line(frame)` before every executed line, in frames for which `on_line` did not return None."""
+def tracing(on_line: Any, modules: tuple[Any, ...]) -> Iterator[None]:
+    """Call `on_line(frame)` before every executed line of the modules."""
+    watched = {module.__file__ for module in modules}
 
     def local(frame: Any, event: str, arg: Any) -> Any:
         if event == "line":
@@ -94,7 +108,7 @@ def tracing(on_line: Any) -> Iterator[None]:
         return local
 
     def every_call(frame: Any, event: str, arg: Any) -> Any:
-        return local if frame.f_code in WATCHED else None
+        return local if frame.f_code.co_filename in watched else None
 
     def switch_on() -> None:
         sys.settrace(every_call)
@@ -108,124 +122,92 @@ def tracing(on_line: Any) -> Iterator[None]:
         sys.settrace(before)
 
 
-def _codes(*functions: Any) -> set[Any]:
-    return {function.__code__ for function in functions}
+def _place(frame: Any) -> str:
+    return f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}"
 
 
-DRIVING = _codes(
-    Admission._may_write,
-    receipts.declare_intent,
-    Admission.attempt,
-    LeasedRun.save,
-    LeasedRun._take_beside,
-    LeasedRun._write,
-    Driver._do_alone,
-    Driver._settle,
-    StepRecorder.settle,
-    receipts.complete_receipt,
-    LeasedRun.release_lease,
-    Driver._leave,
-    executor.execute,
-    executor.attempt,
-    executor.perform,
-    executor.fill,
-    executor.finish,
-    executor.keep,
-)
-FLUSHING = _codes(
-    batch_committer.Flusher._flush,
-    batch_committer.Flusher._append_whatever_happens,
-    append_module.append,
-    append_module._append,
-    append_module._persist_side_effects,
-    append_module._declare_intents,
-    receipts_module.declare_intents,
-    receipts_module.complete_receipts,
-)
-WATCHED: set[Any] = set()
-
-
-def _run_of(frame: Any) -> UUID | None:
-    """Return the run of this line."""
-    here = frame.f_locals
-    me = here.get("self")
-    for run in (me, here.get("run"), getattr(me, "run", None), getattr(me, "_run", None)):
-        if isinstance(run, LeasedRun):
-            return run.lease.run_id
-    if (context := here.get("context") or getattr(here.get("call"), "context", None)) is not None:
-        run_id: UUID = context.run_id
-        return run_id
-    return None
+# A line, and what was there when it was executed. The same line with the same things around it is the same death.
+Moment = tuple[str, Any]
 
 
 class CrashAt:
-    """Each run's driver dies at the line with the run's number, counted from the gate."""
+    """Each run's driver dies at its moment: when it first executes the line with a journal of that length."""
 
-    def __init__(self, lines: dict[UUID, int]) -> None:
-        self.lines = lines
-        self.seen: Counter[UUID] = Counter()
-        self.where: dict[UUID, str] = {}
+    def __init__(self, moments: Mapping[UUID, Moment | None]) -> None:
+        self.moments = moments
+        self.drivers: dict[asyncio.Task[Any] | None, Driver] = {}
+        # The moments of each run, in their order.
+        self.seen: dict[UUID, dict[Moment, None]] = {run_id: {} for run_id in moments}
+        self.where: dict[UUID, Moment] = {}
         self.switch_on: Any = None
 
     def __call__(self, frame: Any) -> None:
-        run_id = _run_of(frame)
-        if run_id is None or run_id not in self.lines or run_id in self.where:
+        driver = self.drivers.get(asyncio.current_task())
+        if driver is None or (run_id := driver.run.lease.run_id) not in self.moments or run_id in self.where:
             return
-        self.seen[run_id] += 1
-        if self.seen[run_id] == self.lines[run_id]:
-            self.where[run_id] = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+        journal = getattr(driver.run, "journal", None)
+        moment = (_place(frame), None if journal is None else journal.seq)
+        self.seen[run_id][moment] = None
+        if moment == self.moments[run_id]:
+            self.where[run_id] = moment
             raise Crash
 
 
-async def _drive_to_their_deaths(rig: Rig, crash: CrashAt, monkeypatch: pytest.MonkeyPatch) -> None:
+async def drive_to_their_deaths(rig: Rig, crash: CrashAt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a worker and let `crash` interrupt its runs. Afterwards the worker is gone, and the others know."""
-    waiting = set(crash.lines)
+    waiting = set(crash.moments)
     ended = asyncio.Event()
     drive = Driver.drive
 
     async def until_death(self: Driver) -> None:
+        crash.drivers[asyncio.current_task()] = self
         try:
             await drive(self)
         except Crash:
             crash.switch_on()  # Python stops tracing where a trace function raises
         finally:
+            del crash.drivers[asyncio.current_task()]
             waiting.discard(self.run.lease.run_id)
             if not waiting:
                 ended.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(Driver, "drive", until_death)
-        worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=len(crash.lines) + 1)
-        with tracing(crash):
+        worker = Worker(rig.database, rig.settings, tools=rig.tools, capacity=len(crash.moments) + 1)
+        with tracing(crash, DRIVING):
             task = asyncio.create_task(worker.run(asyncio.Event()))
             await asyncio.wait_for(ended.wait(), 60)
         await lose(rig, task)
 
 
-async def _lines_of_a_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> int:
-    run_id = await rig.start("pay", {"amount": 0})
-    crash = CrashAt({run_id: sys.maxsize})
-    await _drive_to_their_deaths(rig, crash, monkeypatch)
-    assert (await rig.run(run_id))["status"] == "succeeded"
-    return crash.seen[run_id]
+async def moments_of_a_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, workflow: str, input: Any = None, ending: str = "succeeded"
+) -> list[Moment]:
+    """Return the moments at which the driver of such a run can die, in their order."""
+    run_id = await rig.start(workflow, input)
+    crash = CrashAt({run_id: None})
+    rig.clock.freeze()
+    await drive_to_their_deaths(rig, crash, monkeypatch)
+    assert (await rig.run(run_id))["status"] == ending
+    return list(crash.seen[run_id])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_worker_that_dies_at_any_line_from_gate_to_settle_repeats_no_effect(
     kind: str, shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "WATCHED", DRIVING)
     bank = Bank(rig)
     await rig.apply(flow(kind))
-    lines = await _lines_of_a_run(rig, monkeypatch)
-    assert lines > 60, "the trace sees the way from gate to settle"
-    crash = CrashAt({await rig.start("pay", {"amount": n}): n for n in range(1, lines + 1)})
-    await _drive_to_their_deaths(rig, crash, monkeypatch)
-    assert len(crash.where) == lines, "every run died at its line"
+    moments = await moments_of_a_run(rig, monkeypatch, "pay", {"amount": 0})
+    assert len(moments) > 200, "the trace sees the way from the claim to the release"
+    runs = {await rig.start("pay", {"amount": n}): n for n in range(1, len(moments) + 1)}
+    crash = CrashAt(dict(zip(runs, moments, strict=True)))
+    await drive_to_their_deaths(rig, crash, monkeypatch)
+    assert crash.where == crash.moments, "every run died at its line"
 
     doubtful = []
     async with rig.worker(capacity=200):
-        for run_id in crash.lines:
+        for run_id in runs:
             run = await rig.until(run_id, "waiting_approval")
             place = crash.where[run_id]
             assert bank.times(run_id) <= 1, f"done twice after a crash at {place}"
@@ -233,7 +215,7 @@ async def test_a_worker_that_dies_at_any_line_from_gate_to_settle_repeats_no_eff
                 doubtful.append(run_id)
                 assert kind == "neither", place
             else:
-                assert (run["status"], run["result"]) == ("succeeded", {"paid": crash.lines[run_id]}), (place, run)
+                assert (run["status"], run["result"]) == ("succeeded", {"paid": runs[run_id]}), (place, run)
         assert bool(doubtful) == (kind == "neither")
 
         # A person investigates the rest and reports the truth.
@@ -242,76 +224,92 @@ async def test_a_worker_that_dies_at_any_line_from_gate_to_settle_repeats_no_eff
             question = await shop.question(run_id)
             assert (question["kind"], question["tier"]) == ("in_doubt", "high")
             happened = bank.times(run_id) == 1
-            amount = crash.lines[run_id]
+            amount = runs[run_id]
             said = {"outcome": "happened", "output": {"paid": amount}} if happened else {"outcome": "did_not_happen"}
             status, _ = await finder.post(f"/api/receipts/{question['receipt_id']}/resolve", said)
             assert status == 200
         for run_id in doubtful:
             run = await rig.until(run_id)
-            assert (run["status"], run["result"]) == ("succeeded", {"paid": crash.lines[run_id]})
-    for run_id in crash.lines:
+            assert (run["status"], run["result"]) == ("succeeded", {"paid": runs[run_id]})
+    for run_id in runs:
         assert bank.times(run_id) == 1, crash.where[run_id]
         assert len(bank.keys[run_id]) == 1, "the same effect always has the same key"
         receipts = await rig.sql("SELECT status FROM interlock.receipt WHERE run_id = $1", run_id)
         assert [r["status"] for r in receipts] == ["succeeded"], crash.where[run_id]
 
 
-class CrashOfAll(CrashAt):
-    """The whole worker dies at the n-th line of its commits of receipts."""
+class CrashOfAll:
+    """The whole worker dies at its moment: when it first executes the line while it commits such effects."""
 
-    def __init__(self, line: int) -> None:
-        super().__init__({})
-        self.line, self.count, self.place = line, 0, ""
+    def __init__(self, moment: Moment | None = None) -> None:
+        self.moment, self.is_dead = moment, False
+        # All moments in their order.
+        self.seen: dict[Moment, None] = {}
 
     def __call__(self, frame: Any) -> None:
-        writes = frame.f_locals.get("writes") or [write for write, _ in frame.f_locals.get("batch", ())]
-        if frame.f_code in _codes(append_module.append, batch_committer.Flusher._flush) and not any(
-            w.beside for w in writes
-        ):
+        if not (kinds := _effects_committed(frame)):
             return
-        self.count += 1
-        if self.count == self.line:
-            self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+        moment = (_place(frame), kinds)
+        self.seen[moment] = None
+        if moment == self.moment and not self.is_dead:
+            self.is_dead = True
             raise Crash
 
 
+def _effects_committed(frame: Any) -> tuple[str, ...]:
+    """Return the kinds of the effects in the batch that the code of this line commits."""
+    while frame is not None and frame.f_code is not batch_committer.Flusher._commit_forever.__code__:
+        frame = frame.f_back
+    batch = frame.f_locals.get("batch", ()) if frame is not None else ()
+    return tuple(sorted({type(effect).__name__ for change, _ in batch for effect in change.effects}))
+
+
+async def _work_to_its_death(rig: Rig, run_id: UUID, crash: CrashOfAll) -> None:
+    """Run a worker until `crash` ends it or the run has ended. Afterwards the worker is gone."""
+    worker = Worker(rig.database, rig.settings, tools=rig.tools)
+
+    async def until_ended() -> None:
+        await rig.until(run_id, "waiting_approval")
+        await worker.idle()
+
+    with tracing(crash, COMMITTING):
+        task = asyncio.create_task(worker.run(asyncio.Event()))
+        watching = asyncio.create_task(until_ended())
+        await asyncio.wait([task, watching], return_when=asyncio.FIRST_COMPLETED)
+    if not crash.is_dead:
+        await watching
+    watching.cancel()
+    await asyncio.wait([watching])
+    await kill(rig, task)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_worker_that_dies_at_any_line_of_a_commit_repeats_no_effect(
-    kind: str, shop: Shop, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "WATCHED", FLUSHING)
+async def test_a_worker_that_dies_at_any_line_of_a_commit_repeats_no_effect(kind: str, shop: Shop, rig: Rig) -> None:
     bank = Bank(rig)
     await rig.apply(flow(kind))
-    places, runs = {}, []
+    probe = CrashOfAll()
+    await _work_to_its_death(rig, await rig.start("pay", {"amount": 0}), probe)
+    moments: dict[UUID, Moment] = {}
     # Every third line for each kind of tool, so that the three kinds together cover all lines.
-    for line in range(1 + KINDS.index(kind), 400, 3):
-        run_id = await rig.start("pay", {"amount": line})
-        crash = CrashOfAll(line)
-        with tracing(crash):
-            task = asyncio.create_task(Worker(rig.database, rig.settings, tools=rig.tools).run(asyncio.Event()))
-            watching = asyncio.create_task(rig.until(run_id, "waiting_approval"))
-            await asyncio.wait([task, watching], return_when=asyncio.FIRST_COMPLETED)
-        if not crash.place:
-            await watching
-        watching.cancel()
-        await asyncio.wait([watching])
-        await kill(rig, task)
-        if not crash.place:
-            break
-        runs.append(run_id)
-        places[run_id] = crash.place
-    assert len(runs) > 8, "the trace sees the commits"
+    for moment in list(probe.seen)[KINDS.index(kind) :: 3]:
+        run_id = await rig.start("pay", {"amount": len(moments) + 1})
+        moments[run_id] = moment
+        crash = CrashOfAll(moment)
+        await _work_to_its_death(rig, run_id, crash)
+        assert crash.is_dead, moment
+    assert len(moments) > 40, "the trace sees the commits"
     await notice(rig)
     async with rig.worker():
-        for run_id in runs:
+        for run_id, moment in moments.items():
             run = await rig.until(run_id, "waiting_approval")
-            assert bank.times(run_id) <= 1, places[run_id]
+            assert bank.times(run_id) <= 1, moment
             if run["status"] == "waiting_approval":
-                assert kind == "neither", places[run_id]
+                assert kind == "neither", moment
                 assert (await shop.question(run_id))["kind"] == "in_doubt"
             else:
-                assert run["status"] == "succeeded", (places[run_id], run["error"])
+                assert run["status"] == "succeeded", (moment, run["error"])
                 assert bank.times(run_id) == 1
+                assert [receipt["status"] for receipt in await shop.receipts(run_id)] == ["succeeded"], moment
 
 
 @contextmanager
@@ -342,7 +340,7 @@ async def test_a_write_that_was_seen_to_be_slow_is_still_in_doubt_after_a_crash(
         task = asyncio.create_task(worker.run(asyncio.Event()))
         await began.wait()
         worker.drivers[run_id].note_slow_steps(0.0)  # the worker itself does this after a third of a second
-        await worker.flusher.put(append_module.Write(worker.drivers[run_id].run.lease, []))
+        await worker.flusher.put(RunChange(worker.drivers[run_id].run.lease, []))
         await lose(rig, task)
         question = await shop.held(run_id)
         assert (question["kind"], len(done)) == ("in_doubt", 1)
@@ -475,7 +473,7 @@ async def test_a_read_that_was_cut_off_and_is_a_write_now_passes_the_gate(shop: 
     task = asyncio.create_task(worker.run(asyncio.Event()))
     await began.wait()
     worker.drivers[run_id].note_slow_steps(0.0)
-    await worker.flusher.put(append_module.Write(worker.drivers[run_id].run.lease, []))
+    await worker.flusher.put(RunChange(worker.drivers[run_id].run.lease, []))
     await lose(rig, task)
     rig.tools = Registry()
 
@@ -531,16 +529,16 @@ async def test_a_commit_whose_answer_was_lost_still_knows_that_another_run_did_i
     first = await rig.start("pay", {"amount": 1})
     await shop.ended(first)
     broken: list[bool] = []
-    append = append_module.append
+    commits = batch_committer.Flusher._commit
 
-    async def committed_but_not_heard(database: Any, connection: Any, me: Any, writes: Any) -> Any:
-        answers = await append(database, connection, me, writes)
-        if not broken and any(write.beside.intents for write in writes):
+    async def committed_but_not_heard(flusher: Any, connection: Any, changes: list[RunChange], slot: Any) -> Any:
+        results = await commits(flusher, connection, changes, slot)
+        if not broken and any(isinstance(each, DeclareIntent) for change in changes for each in change.effects):
             broken.append(True)
             raise ConnectionResetError
-        return answers
+        return results
 
-    monkeypatch.setattr(batch_committer, "append", committed_but_not_heard)
+    monkeypatch.setattr(batch_committer.Flusher, "_commit", committed_but_not_heard)
     second = await rig.start("pay", {"amount": 1})
     run = await shop.ended(second)
     assert broken and (run["status"], run["result"]) == ("succeeded", "paid")

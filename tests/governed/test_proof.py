@@ -212,7 +212,8 @@ async def test_a_run_that_ends_again_after_a_restore_gets_evidence_again(shop: R
     (artifacts / its["name"]).write_bytes(first.read_bytes())
     async with tampering(shop, "evidence") as connection:
         await connection.execute(
-            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence WHERE run_id = $1",
+            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence"
+            " WHERE run_id = $1",
             other,
         )
         await connection.execute("DELETE FROM interlock.evidence WHERE run_id = $1", other)
@@ -234,7 +235,8 @@ async def test_a_forged_file_in_its_place_is_not_taken(shop: Rig) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "EVIDENCE_CHANGED")
     async with tampering(shop, "evidence") as connection:
         await connection.execute(
-            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence; DELETE FROM interlock.evidence"
+            "INSERT INTO interlock.evidence_due SELECT run_id, tenant_id, made_at FROM interlock.evidence;"
+            " DELETE FROM interlock.evidence"
         )
     assert await evidence.make_due(shop.database, shop.notary) == 1
     assert await shop.sql("SELECT * FROM interlock.evidence") == []
@@ -307,10 +309,10 @@ async def tampering(rig: Rig, *tables: str) -> AsyncIterator[Any]:
     """Disable the triggers, as the owner of the tables can."""
     async with rig.database.pool.acquire() as connection, connection.transaction():
         for table in tables:
-            await connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+            await connection.execute(f"ALTER TABLE interlock.{table} DISABLE TRIGGER USER")
         yield connection
         for table in tables:
-            await connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+            await connection.execute(f"ALTER TABLE interlock.{table} ENABLE TRIGGER USER")
 
 
 async def verdict(rig: Rig, **body: Any) -> dict[str, Any]:
@@ -352,10 +354,11 @@ TAMPERED = {
     ),
     "a deleted entry": ("DELETE FROM interlock.journal_entry WHERE run_id = $1 AND seq = 5", 5, "deleted"),
     "two swapped": (
-        "UPDATE interlock.journal_entry SET data = other.data, type = other.type, step = other.step, from_state = other.from_state,"
-        " event = other.event, to_state = other.to_state, attempt = other.attempt, output = other.output"
+        "UPDATE interlock.journal_entry SET data = other.data, type = other.type, step = other.step,"
+        " from_state = other.from_state, event = other.event, to_state = other.to_state, attempt = other.attempt,"
+        " output = other.output"
         " FROM interlock.journal_entry AS other WHERE journal_entry.run_id = $1 AND other.run_id = $1"
-        " AND (entry.seq, other.seq) IN ((3, 6), (6, 3))",
+        " AND (journal_entry.seq, other.seq) IN ((3, 6), (6, 3))",
         3,
         "changed",
     ),
@@ -384,7 +387,8 @@ async def test_a_chain_cut_back_whole_is_found_with_the_checkpoints_of_evidence(
     kept = open_envelope(await envelope_of(shop, run_id)).statement["predicate"]["checkpoints"]
     async with tampering(shop, "journal_entry", "audit_link", "checkpoint", "run") as connection:
         await connection.execute(
-            "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > 1"
+            "DELETE FROM interlock.journal_entry USING interlock.audit_link AS link"
+            " WHERE (journal_entry.run_id, journal_entry.seq) = (link.run_id, link.seq) AND link.position > 1"
         )
         await connection.execute("DELETE FROM interlock.audit_link WHERE position > 1")
         await connection.execute("DELETE FROM interlock.checkpoint WHERE number > 1")

@@ -199,9 +199,9 @@ async def test_an_intent_seen_too_late_is_tried_again_and_no_conflict(
     attempt = receipts._attempt
     unseen: list[bool] = []
 
-    async def at_the_same_moment(tx: Tx, database: Database, intents: Any) -> Any:
+    async def at_the_same_moment(tx: Tx, intents: Any) -> Any:
         if unseen:
-            return await attempt(tx, database, intents)
+            return await attempt(tx, intents)
         unseen.append(True)
         found = receipts.ExistingReceipt(None, "pay:ada", None, None, ReceiptState.ATTEMPTED, None, None)
         return {intent.id: found for _, _, intent in intents}

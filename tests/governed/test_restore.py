@@ -227,7 +227,7 @@ async def test_a_new_epoch_takes_every_lease_back_and_pauses_every_schedule(worl
     assert (epoch.runs, epoch.schedules) == (1, ["nightly"])
     [run] = await rig.sql("SELECT lease_worker, lease_token FROM interlock.run WHERE id = $1", run_id)
     assert run["lease_worker"] is None
-    assert run["lease_token"] > row["lease_token"] + 2**31
+    assert run["lease_token"] > row.lease_token + 2**31
     [worker] = await rig.sql("SELECT status FROM interlock.worker WHERE id = $1", me.id)
     assert worker["status"] == "terminated"
     shown = (await rig.http().get("/api/schedules/nightly")).json()

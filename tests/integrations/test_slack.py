@@ -10,6 +10,7 @@ from interlock.engine import outbox, policies
 from interlock.integrations import Dispatcher, deliver_forever, use_settings
 from interlock.integrations.cards import card
 from interlock.policy.policy import compile_policy
+from interlock.slack_markup import escape
 from interlock.tools import Context
 from tests.integrations.conftest import Stub
 from tests.integrations.people import TEAM, button, has_buttons, join, pressed, send, typed, waiting
@@ -635,6 +636,46 @@ async def test_a_command_of_ones_own_starts_its_workflow_once(rig: Rig, slack: S
     assert answer.json()["text"] == "Nothing to do: `size(payload.words) &gt; 0` is false"
     answer = await send(rig, "commands", typed("1.3", "U9", "third") | {"command": "/deploy"})
     assert "does not know you" in answer.json()["text"]
+
+
+@pytest.mark.parametrize("text", ["1.3", "", "“two words” now"])
+async def test_a_trial_of_a_command_answers_as_the_command_does(rig: Rig, slack: Stub, text: str) -> None:
+    """new-user 5: the trial had no `words`, so it refused every command that Slack could send."""
+    await waiting(rig)
+    await join(rig, "ada", "U1", "operator")
+    http = rig.http()
+    assert (await http.post("/api/triggers", json=DEPLOY)).status_code == 201
+    form = typed(text, "U1") | {"command": "/deploy"}
+    tried = await http.post("/api/triggers/deploy/test", json={"payload": form})
+    assert tried.status_code == 200, tried.text
+    told = (await send(rig, "commands", form)).json()
+    if "run_id" in told:
+        assert (tried.json()["outcome"], tried.json()["input"]) == ("starts", (await rig.run(told["run_id"]))["input"])
+    else:
+        assert tried.json()["outcome"] == "ignored"
+        assert told["text"] == f"Nothing to do: {escape(tried.json()['reason'])}"
+
+
+@pytest.mark.parametrize(
+    ("payload", "outcome"),
+    [
+        ({"text": "1.3"}, "starts"),
+        ({"text": 'an "open quote'}, "refused"),
+        ({"text": "1.3", "command": "/release"}, "`command`"),
+        ({"words": ["1.3"]}, "`text`"),
+        ({"text": 1.3}, "form fields"),
+        (["1.3"], "form fields"),
+    ],
+)
+async def test_a_trial_of_a_command_takes_what_slack_sends(rig: Rig, slack: Stub, payload: Any, outcome: str) -> None:
+    await waiting(rig)
+    http = rig.http()
+    assert (await http.post("/api/triggers", json=DEPLOY)).status_code == 201
+    tried = await http.post("/api/triggers/deploy/test", json={"payload": payload})
+    if outcome in ("starts", "refused"):
+        assert (tried.status_code, tried.json()["outcome"]) == (200, outcome)
+    else:
+        assert tried.status_code == 422 and outcome in tried.json()["detail"]
 
 
 async def test_a_command_of_a_workspace_is_for_its_people_and_starts_runs_there(rig: Rig, slack: Stub) -> None:

@@ -343,7 +343,7 @@ READS_AND_WRITES = ToolFacts("read.all", True, Tier.LOW, False, {"type": "object
     ("policy", "action", "part"),
     [
         # a forbid that fails while it is evaluated
-        (CAP, refund(), "until it is mended: error while evaluating policy `cap`: integer overflow"),
+        (CAP, refund(), "until it is fixed: error while evaluating policy `cap`: integer overflow"),
         # input that does not fit
         (EVERYTHING, propose(REFUND, {"charge": "c"}), "input.amount is missing"),
         (EVERYTHING, refund("50"), "input.amount should be a whole number, found a string"),
@@ -411,7 +411,7 @@ def test_cedar_alone_would_have_allowed_what_a_failing_forbid_forbids() -> None:
         (raising(MemoryError()), "MemoryError"),
         (answering({"decision": "NoDecision", "diagnostics": {"errors": []}}), "no decision"),
         (answering({"decision": "NoDecision", "diagnostics": {"errors": ["bad context"]}}), "bad context"),
-        (answering({"decision": "Deny", "diagnostics": {"errors": ["x"]}}), "until it is mended: x"),
+        (answering({"decision": "Deny", "diagnostics": {"errors": ["x"]}}), "until it is fixed: x"),
         (answering({"decision": "Perhaps", "diagnostics": {}}), "Perhaps"),
         (answering({}), "decision"),
         (answering({"decision": "Allow", "diagnostics": {}}), "rules that this policy does not have"),

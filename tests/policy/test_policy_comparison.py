@@ -85,12 +85,37 @@ def test_a_probe_finds_the_values_between_an_old_and_a_new_limit() -> None:
         ('permit (principal, action == Action::"svc.restart", resource) when '
          '{ context.input has where && context.input.where.zone == "lab" };', "where.zone = 'lab'"),
         ('permit (principal, action, resource) when { context.auto_approve };', "auto_approve"),
+        ('permit (principal, action, resource) when { context.weekday >= 6 };', "with weekday 6"),
+        ('permit (principal, action, resource) when { context["weekday"] >= 6 };', "with weekday 6"),
+        ('permit (principal, action, resource) when { context.workflow == "nightly" };', "workflow nightly"),
+        ('permit (principal, action, resource) when { context.step == "clean" };', "step clean"),
+        ('permit (principal, action, resource == Env::"lab");', "workspace lab"),
+        ('permit (principal, action, resource) when { context.secrets.contains("stripe") };', "secret stripe"),
+        ('permit (principal == Actor::"ann:1", action, resource);', "actor ann:1"),
+        ('permit (principal, action, resource) when { principal.tenant == "acme" };', "tenant acme"),
         ("permit (principal, action, resource);", "svc.restart for operator"),
     ],
 )  # fmt: skip
 def test_a_probe_finds_what_one_more_permit_lets_pass(extra: str, found: str) -> None:
     strict = SRE.replace("context.input.amount <= 100", "false")
     assert any(found in summary for summary in loosened(strict, strict + '@id("extra") ' + extra))
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("context.weekday >= 6", "with weekday 6"),
+        ("context.hour < 6", "with hour 5"),
+        ('context.workflow == "nightly"', "with workflow nightly"),
+        ("!context.secrets.isEmpty()", "with a secret"),
+        ('resource == Env::"prod"', "with workspace prod"),
+    ],
+)
+def test_a_probe_finds_what_one_forbid_less_lets_pass(condition: str, found: str) -> None:
+    """A rule that forbids writes at weekends was taken out without a warning."""
+    loose = '@id("all") permit (principal, action, resource);'
+    strict = loose + f'@id("freeze") forbid (principal, action, resource) when {{ {condition} }};'
+    assert any(found in summary for summary in loosened(strict, loose))
 
 
 def test_a_stricter_policy_passes_nothing_more() -> None:
@@ -130,6 +155,13 @@ CASE = """
 def test_a_case_asserts_what_is_asked_of_approvers(line: str, passed: bool) -> None:
     (result,) = run_cases(compile_policy(SRE, TOOLS), CASE + f"  {line}\n", TOOLS)
     assert result.passed is passed, result
+
+
+def test_a_case_without_a_workspace_is_judged_like_a_run_without_one() -> None:
+    """A case had the workspace `default`, which no run has by itself: its gate judges `Env::""`."""
+    text = '@id("lab") permit (principal, action, resource == Env::"default");'
+    cases = "- {tool: svc.look, expect: deny}\n- {tool: svc.look, expect: allow, at: {workspace: default}}\n"
+    assert [result.passed for result in run_cases(compile_policy(text, TOOLS), cases, TOOLS)] == [True, True]
 
 
 def test_a_case_that_expects_approvers_of_an_allowed_action_is_refused() -> None:

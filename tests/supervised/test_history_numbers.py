@@ -30,11 +30,11 @@ async def test_a_statement_that_waited_for_a_worker_gives_the_number_after_that_
     await other.execute("SELECT FROM interlock.worker WHERE id = $1 FOR UPDATE", worker.me.id)
     await other.execute(
         "INSERT INTO interlock.resource_event (subject_id, seq, machine, at, type, actor)"
-        " VALUES ($1, next_in_history($1), 'worker', now(), 'worker_note', 'test')",
+        " VALUES ($1, interlock.next_resource_event($1), 'worker', now(), 'worker_note', 'test')",
         worker.me.id,
     )
     moving = asyncio.create_task(_lose(rig, worker.me.id))
-    waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%next_in_history%'"
+    waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%next_resource_event%'"
     async with asyncio.timeout(10):
         while not await rig.sql(waits):  # noqa: ASYNC110  it is for the server to say
             await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_a_statement_that_waited_for_a_worker_gives_the_number_after_that_
 
 async def _lose(rig: Rig, worker_id: Any) -> None:
     """Send `move_worker` without the lock that its callers take first."""
-    args = (rig.database.clock(), worker_id, "terminated", "test", True, "running", WorkerEvent.TERMINATE, "test", None)
+    args = (worker_id, "terminated", "test", True, "running", WorkerEvent.TERMINATE, "test", None)
     await rig.database.fetch("move_worker", *args)
 
 

@@ -23,15 +23,11 @@ async def runs_of(rig: Rig, job_id: UUID) -> list[Any]:
 
 
 async def nothing_leaks(rig: Rig) -> None:
-    """Check that ended jobs leave no reservation, no lane and no count."""
+    """Check that ended jobs leave no reservation, no queue and no count."""
     await rig.sweep()
     assert await rig.sql("SELECT id FROM interlock.worker WHERE job_id IS NOT NULL") == []
-    assert (
-        await rig.sql(
-            "SELECT pool FROM interlock.queue JOIN interlock.job ON job.id = queue_id WHERE job.completed_at IS NOT NULL"
-        )
-        == []
-    )
+    ended = "SELECT id FROM interlock.job WHERE completed_at IS NOT NULL"
+    assert await rig.sql(f"SELECT pool FROM interlock.queue WHERE id IN ({ended})") == []
     assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
     nobody_served_two_jobs(await rig.sql("SELECT * FROM interlock.resource_event ORDER BY subject_id, seq"))
 
@@ -73,7 +69,7 @@ async def test_a_worker_that_does_not_know_yet_that_it_is_reserved_claims_nothin
 
     async def claimed(who: leases.WorkerIdentity, pool: str) -> list[Any]:
         async with rig.database.pool.acquire() as connection:
-            return [run["job_id"] for run in await leases.claim(Tx(connection), who, 5, pool) or []]
+            return [run.job_id for run in await leases.claim(Tx(connection), who, 5, pool) or []]
 
     assert await claimed(me, "default") == []
     assert await claimed(other, str(job_id)) == []
@@ -288,7 +284,9 @@ async def test_depth_ends_at_five(shop: Shop, rig: Rig) -> None:
     with pytest.raises(Invalid, match="5 is the deepest"):
         await shop.job(parent_job_id=job_id)
     tree = (
-        await rig.http().get(f"/api/jobs/{(await rig.sql('SELECT id FROM job ORDER BY depth'))[0]['id']}/tree")
+        await rig.http().get(
+            f"/api/jobs/{(await rig.sql('SELECT id FROM interlock.job ORDER BY depth'))[0]['id']}/tree"
+        )
     ).json()
     depth = 0
     while tree["children"]:
@@ -360,12 +358,12 @@ async def test_a_canceling_run_of_an_ended_job_is_finished_by_any_worker(shop: S
         (claimed,) = await leases.claim(Tx(connection), me, 1, str(job_id)) or []
     await rig.database.run_in_transaction(lambda tx: jobs.cancel(tx, rig.admin, job_id))
     await rig.sweep()
-    assert (await rig.run(claimed["id"]))["status"] == "canceling"
+    assert (await rig.run(claimed.id))["status"] == "canceling"
     await rig.database.run_in_transaction(lambda tx: workers.order(tx, "t", me.id, WorkerEvent.TERMINATE))
     rig.clock.advance(5)  # its process is silent, so it may act until its lease ends
     await rig.sweep()
     async with rig.worker():
-        assert (await rig.until(claimed["id"]))["status"] == "canceled"
+        assert (await rig.until(claimed.id))["status"] == "canceled"
     await nothing_leaks(rig)
 
 
@@ -400,9 +398,9 @@ async def test_the_tenants_cap_counts_the_runs_of_its_jobs(rig: Rig, shop: Shop)
 
     async def two() -> bool:
         (row,) = await rig.sql("SELECT count(*) AS n FROM interlock.run WHERE lease_worker IS NOT NULL")
-        (lane,) = await rig.sql("SELECT in_flight FROM interlock.queue WHERE tenant_id = $1", acme.tenant_id)
+        (queue,) = await rig.sql("SELECT in_flight FROM interlock.queue WHERE id = $1", acme.tenant_id)
         assert row["n"] <= 2
-        return bool(row["n"] == lane["in_flight"] == 2)
+        return bool(row["n"] == queue["in_flight"] == 2)
 
     await until(two)
     for _ in range(20):
@@ -415,7 +413,7 @@ async def test_the_tenants_cap_counts_the_runs_of_its_jobs(rig: Rig, shop: Shop)
     await nothing_leaks(rig)
 
 
-async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_lane(rig: Rig, shop: Shop) -> None:
+async def test_runs_of_a_capped_workflow_are_let_into_their_jobs_queue(rig: Rig, shop: Shop) -> None:
     await rig.apply("{name: capped, caps: {max_concurrency: 2}, steps: [{id: a, tool: t.hold}]}")
     mine, other = await shop.worker(), await shop.worker()
     plain = [await rig.start("capped") for _ in range(2)]

@@ -7,8 +7,9 @@ import pytest
 
 from interlock import FlowContext, Terminal
 from interlock.definition.workflow import parse
-from interlock.engine.queueing.leases import label_lane
+from interlock.engine.queueing.leases import label_queue
 from interlock.errors import DefinitionInvalid
+from interlock.store import sql
 from interlock.worker.worker import Worker
 from tests.rig import Rig
 from tests.supervised.conftest import Shop, until
@@ -29,7 +30,13 @@ async def actors(rig: Rig, run_id: UUID) -> dict[str, str]:
     return {row["step"]: row["actor"] for row in rows}
 
 
-async def lanes_are_clean(rig: Rig) -> None:
+async def pools_of(rig: Rig, run_id: UUID) -> list[str]:
+    """Return the pool of the queue in which the run is ready, if it is."""
+    queue = "interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id"
+    return [row["pool"] for row in await rig.sql(f"SELECT pool FROM {queue} WHERE run_id = $1", run_id)]
+
+
+async def queues_are_clean(rig: Rig) -> None:
     assert await rig.sql("SELECT id FROM interlock.queue WHERE in_flight <> 0") == []
 
 
@@ -38,18 +45,14 @@ async def test_a_step_with_a_label_is_done_by_a_worker_that_has_it_and_the_other
     plain = await shop.worker()
     run_id = await rig.start("mixed")
 
-    async def is_in_the_lane() -> bool:
-        rows = await rig.sql(
-            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
-            run_id,
-        )
-        return [row["pool"] for row in rows] == ["gpu"]
+    async def is_in_the_queue() -> bool:
+        return await pools_of(rig, run_id) == ["gpu"]
 
-    await until(is_in_the_lane)
+    await until(is_in_the_queue)
     gpu = await shop.worker(labels=("gpu",))
     assert (await rig.until(run_id))["status"] == "succeeded"
     assert await actors(rig, run_id) == {"before": plain.me.actor, "train": gpu.me.actor, "then": plain.me.actor}
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_a_worker_with_both_keeps_the_run(shop: Shop, rig: Rig) -> None:
@@ -60,7 +63,7 @@ async def test_a_worker_with_both_keeps_the_run(shop: Shop, rig: Rig) -> None:
     assert set((await actors(rig, run_id)).values()) == {both.me.actor}
     (row,) = await rig.sql("SELECT lease_token FROM interlock.run WHERE id = $1", run_id)
     assert row["lease_token"] == 1
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_steps_of_a_graph_go_each_to_its_workers(shop: Shop, rig: Rig) -> None:
@@ -76,7 +79,7 @@ async def test_steps_of_a_graph_go_each_to_its_workers(shop: Shop, rig: Rig) -> 
         for step, a in (await actors(rig, run_id)).items()
     }
     assert by == {"a": "gpu", "b": "fpga", "c": "default"}
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_a_lost_worker_with_a_label_is_followed_by_another(shop: Shop, rig: Rig) -> None:
@@ -92,7 +95,7 @@ async def test_a_lost_worker_with_a_label_is_followed_by_another(shop: Shop, rig
     shop.hold.release.set()
     assert (await rig.until(run_id))["status"] == "succeeded"
     assert await actors(rig, run_id) == {"a": second.me.actor}
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_a_jobs_step_with_a_label_comes_back_to_the_jobs_workers(shop: Shop, rig: Rig) -> None:
@@ -103,7 +106,7 @@ async def test_a_jobs_step_with_a_label_comes_back_to_the_jobs_workers(shop: Sho
     for run in await rig.sql("SELECT id FROM interlock.run WHERE job_id = $1", job_id):
         expected = {"before": plain.me.actor, "train": gpu.me.actor, "then": plain.me.actor}
         assert await actors(rig, run["id"]) == expected
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_a_flows_step_with_a_label_is_done_there_and_the_flow_comes_home(shop: Shop, rig: Rig) -> None:
@@ -118,7 +121,7 @@ async def test_a_flows_step_with_a_label_is_done_there_and_the_flow_comes_home(s
     assert (await rig.until(run_id))["status"] == "succeeded"
     home = dict.fromkeys(("before", "beside", "then"), plain.me.actor)
     assert await actors(rig, run_id) == home | {"train": gpu.me.actor}
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_a_flow_that_asks_for_no_label_is_told_so(shop: Shop, rig: Rig) -> None:
@@ -144,7 +147,7 @@ async def test_what_was_done_on_a_label_is_undone_there(shop: Shop, rig: Rig) ->
     run_id = await rig.start("undoes")
     assert (await rig.until(run_id))["status"] == "failed"
     assert set((await actors(rig, run_id)).values()) == {gpu.me.actor} and shop.after == 2
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
 async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(shop: Shop, rig: Rig) -> None:
@@ -158,14 +161,10 @@ async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(sho
     await shop.worker()
     await rig.http().post(f"/api/supervisor/workers/{both.me.id}/terminate")
 
-    async def is_in_the_lane() -> bool:
-        rows = await rig.sql(
-            "SELECT pool FROM interlock.ready_run JOIN interlock.queue ON queue.id = ready_run.queue_id WHERE run_id = $1",
-            run_id,
-        )
-        return [row["pool"] for row in rows] == ["gpu"]
+    async def is_in_the_queue() -> bool:
+        return await pools_of(rig, run_id) == ["gpu"]
 
-    await until(is_in_the_lane)
+    await until(is_in_the_queue)
     assert not shop.hold.entered.is_set()
     gpu = await shop.worker(labels=("gpu",))
     await shop.hold.inside()
@@ -173,22 +172,23 @@ async def test_what_a_lost_worker_did_for_a_label_is_not_done_by_one_without(sho
     assert (await rig.until(run_id))["status"] == "succeeded"
     assert await actors(rig, run_id) == {"a": both.me.actor, "b": gpu.me.actor}
     assert "b: running -reclaim-> running" in await rig.journal(run_id)
-    await lanes_are_clean(rig)
+    await queues_are_clean(rig)
 
 
-async def test_a_lane_that_rested_has_no_credit_in_its_pool(shop: Shop, rig: Rig) -> None:
+async def test_a_queue_that_rested_has_no_credit_in_its_pool(shop: Shop, rig: Rig) -> None:
     await rig.apply(MIXED)
     run_id = await rig.start("mixed")
-    lane = label_lane(rig.admin.tenant_id, "gpu")
+    queue_id = label_queue(rig.admin.tenant_id, "gpu")
     acme = await rig.tenant("acme")
-    await rig.database.fetch("add_label_lane", lane, rig.admin.tenant_id, "gpu")
-    await rig.database.fetch("add_label_lane", label_lane(acme.tenant_id, "gpu"), acme.tenant_id, "gpu")
-    await rig.sql("UPDATE interlock.queue SET has_work = true, virtual_time = 70 WHERE tenant_id = $1", acme.tenant_id)
+    other_id = label_queue(acme.tenant_id, "gpu")
+    await sql.add_label_queue(rig.database, queue_id=queue_id, tenant_id=rig.admin.tenant_id, label="gpu")
+    await sql.add_label_queue(rig.database, queue_id=other_id, tenant_id=acme.tenant_id, label="gpu")
+    await rig.sql("UPDATE interlock.queue SET has_work = true, virtual_time = 70 WHERE id = $1", other_id)
     await shop.worker()
 
     async def woke() -> Any:
-        (row,) = await rig.sql("SELECT virtual_time, active FROM interlock.queue WHERE id = $1", lane)
-        return row["virtual_time"] if row["active"] else None
+        (row,) = await rig.sql("SELECT virtual_time, has_work FROM interlock.queue WHERE id = $1", queue_id)
+        return row["virtual_time"] if row["has_work"] else None
 
     assert await until(woke) == 70
     assert (await rig.run(run_id))["status"] == "running"

@@ -56,9 +56,9 @@ def settings(base: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 @asynccontextmanager
-async def supervised(rig: Rig, wished: int, **more: Any) -> AsyncIterator[Supervisor]:
+async def supervised(rig: Rig, desired_workers: int, **more: Any) -> AsyncIterator[Supervisor]:
     stop = asyncio.Event()
-    supervisor = Supervisor(rig.database, rig.settings, rig.database.url, wished=wished, **more)
+    supervisor = Supervisor(rig.database, rig.settings, rig.database.url, desired_workers=desired_workers, **more)
     task = asyncio.create_task(supervisor.run(stop))
     try:
         yield supervisor

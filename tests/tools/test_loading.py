@@ -116,8 +116,8 @@ def test_a_file_that_failed_can_be_mended_and_loaded_again(tmp_path: Path) -> No
     path = tmp_path / "one.py"
     with pytest.raises(Invalid):
         load_tools(write(path, "import no_such_module_anywhere"))
-    load_tools(write(path, TOOLS.format(name="loading.mended")))
-    assert registry.find("loading.mended")
+    load_tools(write(path, TOOLS.format(name="loading.fixed")))
+    assert registry.find("loading.fixed")
 
 
 def test_the_same_tool_in_two_files_is_refused(tmp_path: Path) -> None:

@@ -81,13 +81,13 @@ class TestImpatient:
         assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_CONFLICT")
         assert answer.headers["retry-after"] == "1"
 
-    @pytest.mark.parametrize("table", ["run", "idempotency"])
+    @pytest.mark.parametrize("table", ["run", "idempotency_record"])
     async def test_a_delivery_that_any_other_lock_stops_is_to_be_sent_again(
         self, rig: Rig, apply: Apply, table: str
     ) -> None:
         await apply(**HOOK)
         async with rig.database.transaction() as migration:
-            await migration.connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            await migration.connection.execute(f"LOCK TABLE interlock.{table} IN ACCESS EXCLUSIVE MODE")
             answer = await from_github(rig, "push", delivery="d1")
         assert (answer.status_code, answer.json()["code"]) == (503, "UNAVAILABLE")
         again = await from_github(rig, "push", delivery="d1")

@@ -220,12 +220,13 @@ async def test_schedules_are_the_tenants_own_and_viewers_only_look(rig: Rig, htt
 
 async def test_looking_for_what_is_due_walks_the_index(rig: Rig, http: httpx2.AsyncClient) -> None:
     await rig.sql(
-        "INSERT INTO interlock.schedule (tenant_id, name, key_id, cron, timezone, workflow, input, missed, next_at, created_at)"
+        "INSERT INTO interlock.schedule"
+        " (tenant_id, name, key_id, cron, timezone, workflow, input, missed, next_at, created_at)"
         " SELECT $1, 's' || n, $2, '0 0 1 1 *', 'UTC', 'work', '{}', 'last', now() + interval '1 year', now()"
         " FROM generate_series(1, 5000) AS n",
         rig.admin.tenant_id, rig.admin.key_id,
     )  # fmt: skip
-    await rig.sql("ANALYZE schedule")
+    await rig.sql("ANALYZE interlock.schedule")
     plan = await rig.sql(
         "EXPLAIN SELECT name FROM interlock.schedule WHERE next_at <= '2026-05-01' ORDER BY next_at LIMIT 100"
     )  # fmt: skip

@@ -83,7 +83,9 @@ async def test_no_secret_is_in_a_row_or_an_answer(rig: Rig, apply: Apply) -> Non
     shown = (await rig.http().get("/api/triggers/hook")).json()
     assert shown["source"]["webhook"] == {"secret": "std"}
     for table in ("trigger", "secret", "idempotency_record", "run", "journal_entry"):
-        assert STANDARD_SECRET[6:] not in str([dict(row) for row in await rig.sql(f"SELECT * FROM {table}")]), table
+        assert STANDARD_SECRET[6:] not in str(
+            [dict(row) for row in await rig.sql(f"SELECT * FROM interlock.{table}")]
+        ), table
 
 
 async def test_a_trigger_is_replaced_listed_and_deleted(rig: Rig, apply: Apply) -> None:

@@ -52,9 +52,7 @@ def hold(rig: Rig) -> Hold:
 
 
 async def in_flight(rig: Rig) -> dict[UUID, int]:
-    return {
-        row["tenant_id"]: row["in_flight"] for row in await rig.sql("SELECT tenant_id, in_flight FROM interlock.queue")
-    }
+    return {row["id"]: row["in_flight"] for row in await rig.sql("SELECT id, in_flight FROM interlock.queue")}
 
 
 async def lane_is_clean(rig: Rig) -> None:
@@ -240,7 +238,7 @@ async def test_a_worker_does_not_rest_while_a_lane_with_work_is_locked(url: str,
     try:
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute("SELECT FROM interlock.queue WHERE tenant_id = $1 FOR UPDATE", rig.admin.tenant_id)
+        await connection.execute("SELECT FROM interlock.queue WHERE id = $1 FOR UPDATE", rig.admin.tenant_id)
         async with rig.worker() as worker:
             assert (await rig.until(free))["status"] == "succeeded"
             await worker.idle()

@@ -347,9 +347,10 @@ async def test_a_worker_that_was_paused_or_has_another_label_has_no_seat(rig: Ri
 async def job_of(rig: Rig) -> UUID:
     job_id = uuid7()
     await rig.sql(
-        "INSERT INTO interlock.job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count, status,"
-        " requested_by, requester, created_at, deadline_at) VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted',"
-        " 'someone', '{}', now(), now() + interval '1 hour')", job_id, rig.admin.tenant_id,
+        "INSERT INTO interlock.job (id, tenant_id, depth, task_description, workflow, inputs, total, worker_count,"
+        " status, requested_by, requester, created_at, deadline_at)"
+        " VALUES ($1, $2, 0, 'x', 'one', '[{}]', 1, 1, 'submitted', 'someone', '{}', now(), now() + interval '1 hour')",
+        job_id, rig.admin.tenant_id,
     )  # fmt: skip
     return job_id
 
@@ -622,5 +623,20 @@ async def test_a_claim_deactivates_no_queue_that_a_start_is_filling(rig: Rig) ->
         async with asyncio.timeout(5), rig.database.transaction() as starts:
             await starts.connection.execute("SELECT interlock.activate_queue($1, $1)", tenant_id)
             assert await leases.claim(Tx(claims), me, 1) == []
+        assert await leases.claim(Tx(claims), me, 1) == []
+        assert await leases.claim(Tx(claims), me, 1) is None
+
+
+async def test_a_claim_does_not_wait_for_who_starts_a_run(rig: Rig) -> None:
+    """A starter locks the queue for a slot, finds it taken, and then asks that the queue stays active."""
+    tenant_id = rig.admin.tenant_id
+    me, _ = await rig.claim_by_hand()
+    await rig.sql("UPDATE interlock.queue SET has_work = true WHERE id = $1", tenant_id)
+    async with rig.database.connection() as claims:
+        async with asyncio.timeout(5), rig.database.transaction() as starts:
+            lock = "UPDATE interlock.queue SET in_flight = in_flight WHERE id = $1"
+            await starts.connection.execute(lock, tenant_id)
+            assert await leases.claim(Tx(claims), me, 1) == []
+            await starts.connection.execute("SELECT interlock.activate_queue($1, $1)", tenant_id)
         assert await leases.claim(Tx(claims), me, 1) == []
         assert await leases.claim(Tx(claims), me, 1) is None

@@ -91,7 +91,7 @@ async def judged(found: AppContext, who: Principal, body: Evaluate) -> dict[str,
         hour=now.hour if body.hour is None else body.hour, weekday=now.isoweekday(), workflow=body.workflow,
         workspace=who.workspace_id or "", auto_approve=False, run_id="", step="",
     )  # fmt: skip
-    asker = Asker(id=who.actor, role=body.role)
+    asker = Asker(id=who.actor, role=body.role, groups=tuple(body.groups), tenant=who.tenant)
     if body.policy is None:
         current = await found.policies.current(who.tenant_id)
         decision = await found.policies.decide(who.tenant_id, current, action, asker, when)

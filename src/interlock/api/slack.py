@@ -7,7 +7,6 @@ sees.
 
 import asyncio
 import re
-import shlex
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -22,7 +21,7 @@ from starlette.background import BackgroundTask
 
 from interlock.api.dependencies import AppContext, Caller, Ctx, Json, idempotent_write, problem_answer, services
 from interlock.api.views import dump
-from interlock.definition.trigger import OWN_COMMAND, IncomingEvent, TriggerDefinition, UnusableEvent
+from interlock.definition.trigger import OWN_COMMAND, TriggerDefinition, UnusableEvent
 from interlock.engine import outbox
 from interlock.engine.access import slack_links, tenants
 from interlock.engine.access.principal import DEFAULT_TENANT, Principal
@@ -30,7 +29,7 @@ from interlock.engine.approvals import approvals
 from interlock.engine.expression_answers import here_or_elsewhere
 from interlock.engine.ingress import idempotency, triggers
 from interlock.engine.ingress.idempotency import StoredResponse
-from interlock.engine.ingress.trigger_events import ignored, input_of
+from interlock.engine.ingress.trigger_events import command_event, ignored, input_of, words_of
 from interlock.engine.runs import runs
 from interlock.errors import Forbidden, InterlockError, Invalid, NotFound, Unauthorized
 from interlock.ids import ApprovalId
@@ -252,9 +251,9 @@ async def _remember_card(found: AppContext, approval: Row, container: dict[str, 
 
 
 async def _command(found: AppContext, form: dict[str, str]) -> dict[str, Any]:
-    words = _words(form.get("text", ""))
     if trigger := await _triggered(found, form):
-        return await _pull(found, form, words, *trigger)
+        return await _pull(found, form, *trigger)
+    words = words_of(form.get("text", ""))
     tenant = words[1] if len(words) > 1 and words[0] == "in" else None
     verb, *rest = (words[2:] if tenant is not None else words) or ["help"]
     if verb == "help":
@@ -298,16 +297,6 @@ def _parted(said: list[str]) -> tuple[str | None, str | None]:
     """Split the words into the digest, if the first word is one, and the reason."""
     digest = said[0] if said and _DIGEST.fullmatch(said[0]) else None
     return digest, " ".join(said[1:] if digest else said) or None
-
-
-def _words(text: str) -> list[str]:
-    """Split the text as a shell would. Phones turn quotes into curly quotes, which count as quotes here."""
-    for curly, straight in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'")):
-        text = text.replace(curly, straight)
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise Invalid(f"this cannot be read: {error}") from None
 
 
 async def _speaker(found: AppContext, form: dict[str, str], tenant: str | None) -> Principal:
@@ -384,12 +373,8 @@ async def _triggered(found: AppContext, form: dict[str, str]) -> tuple[Principal
     return has[0] if has else None
 
 
-async def _pull(
-    found: AppContext, form: dict[str, str], words: list[str], who: Principal, trigger: TriggerDefinition
-) -> dict[str, Any]:
-    shown = ("text", "command", "user_id", "user_name", "channel_id", "channel_name", "team_id", "team_domain")
-    payload: dict[str, Any] = {name: form.get(name, "") for name in shown} | {"words": words}
-    event = IncomingEvent("slack", form["command"], payload, id=form.get("trigger_id"))
+async def _pull(found: AppContext, form: dict[str, str], who: Principal, trigger: TriggerDefinition) -> dict[str, Any]:
+    event = command_event(form)
     try:
         if (reason := await here_or_elsewhere(who.tenant_id, ignored, trigger, event)) is not None:
             return {"text": f"Nothing to do: {escape(reason, 500)}"}

@@ -50,7 +50,7 @@ async def show(name: str, found: Ctx, who: Caller) -> Response:
 
 @router.delete("/{name}", response_model=StoredTrigger)
 async def delete(name: str, request: Request, found: Ctx, who: Caller) -> Response:
-    """Delete a trigger. Its deliveries are then answered with 404. Runs that were started continue."""
+    """Delete a trigger. Its deliveries are then rejected with 401. Runs that were started continue."""
     who.require(Permission.DEFINE)
 
     async def work(tx: Tx) -> StoredResponse:

@@ -10,7 +10,7 @@ from interlock.api.views import dump, workflow_view
 from interlock.compute import pool
 from interlock.definition.yaml_source import as_yaml, difference
 from interlock.engine import policies, workflows
-from interlock.engine.access.principal import Principal
+from interlock.engine.access.principal import Principal, name_of
 from interlock.engine.ingress.idempotency import StoredResponse
 from interlock.errors import Invalid, NotFound
 from interlock.policy.policy import check_policy, digest_of_text
@@ -128,8 +128,8 @@ async def roll_back_workflow(name: str, body: Rollback, request: Request, found:
 
 
 def _policy_view(row: Row, in_force: int | None) -> dict[str, Any]:
-    view = {name: row[name] for name in ("version", "digest", "created_at", "created_by")}
-    return view | {"in_force": row["version"] == in_force}
+    view = {name: row[name] for name in ("version", "digest", "created_at")}
+    return view | {"created_by": name_of(row["created_by"]), "in_force": row["version"] == in_force}
 
 
 async def _workflow(found: AppContext, who: Principal, name: str, version: int) -> Row:

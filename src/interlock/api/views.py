@@ -291,7 +291,8 @@ def agent_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
 
 
 def workflow_view(row: Row, *, with_source: bool = False) -> dict[str, Any]:
-    view = {column: row[column] for column in ("name", "version", "digest", "created_at", "created_by")}
+    view = {column: row[column] for column in ("name", "version", "digest", "created_at")}
+    view["created_by"] = name_of(row["created_by"])
     return view | {"source": _json(row["source"])} if with_source else view
 
 
@@ -346,7 +347,7 @@ def worker_view(row: Row, history: list[Row] | None = None) -> dict[str, Any]:
 
 
 def supervisor_view(row: Row) -> dict[str, Any]:
-    columns = ("id", "host", "pid", "wished", "workers", "reason", "heartbeat_at", "started_at", "stopped_at")
+    columns = ("id", "host", "pid", "desired_workers", "workers", "reason", "heartbeat_at", "started_at", "stopped_at")
     return {column: row[column] for column in columns}
 
 

@@ -189,7 +189,8 @@ def evaluate(
     tool: Annotated[str, typer.Argument(help="The tool's name.")],
     input: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="Its input, a JSON object.")] = None,
     param: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One field of the input.")] = None,
-    role: Annotated[Role, typer.Option(help="The role of whoever starts the run.")] = Role.OPERATOR,
+    role: Annotated[Role, typer.Option(help="The role of the key that starts the run.")] = Role.OPERATOR,
+    group: Annotated[list[str] | None, typer.Option(help="A group of that key; repeatable.")] = None,
     workflow: Annotated[str, typer.Option(help="The workflow it is asked from.")] = "",
     hour: Annotated[int | None, typer.Option(min=0, max=23, help="The hour of the day; else the current one.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Judge by this, not by what is in force.")] = None,
@@ -199,7 +200,9 @@ def evaluate(
     values = parse_input(input, param or ())
     text = read_text(policy) if policy is not None else None
     with connect(ctx) as client, _faults_of(policy or "policy", as_json=as_json):
-        decision = client.evaluate_policy(tool, values, role=role, workflow=workflow, hour=hour, policy=text)
+        decision = client.evaluate_policy(
+            tool, values, role=role, groups=group or (), workflow=workflow, hour=hour, policy=text
+        )
     formatting.print_view(decision, lambda: approval_views.decision_page(decision), as_json=as_json)
 
 

@@ -61,7 +61,7 @@ def show_trigger(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
 
 @app.command(epilog=example("interlock trigger delete deploys"))
 def delete(ctx: typer.Context, name: Name, as_json: Json = False) -> None:
-    """Delete a trigger. Its deliveries are then answered with 404. Runs that were started continue."""
+    """Delete a trigger. Its deliveries are then rejected with 401. Runs that were started continue."""
     with connect(ctx) as client:
         trigger = client.delete_trigger(name)
     formatting.print_view(trigger, lambda: f"deleted {visible(trigger.name)}", as_json=as_json)

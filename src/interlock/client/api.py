@@ -387,13 +387,20 @@ class Api:
         input: Mapping[str, Any] | None = None,
         *,
         role: Role | str = Role.OPERATOR,
+        groups: Sequence[str] = (),
         workflow: str = "",
         hour: int | None = None,
         policy: str | None = None,
     ) -> EndpointCall[PolicyDecision]:
         """Return the decision on an action, by the policy in force or by the given text. Nothing is executed."""
         body = Evaluate(
-            tool=tool, input=dict(input or {}), role=Role(role), workflow=workflow, hour=hour, policy=policy
+            tool=tool,
+            input=dict(input or {}),
+            role=Role(role),
+            groups=list(groups),
+            workflow=workflow,
+            hour=hour,
+            policy=policy,
         )
         return post("/api/policy/evaluate", PolicyDecision, body)
 

@@ -9,6 +9,7 @@ import orjson
 from markupsafe import Markup, escape
 
 from interlock import clock
+from interlock.definition.duration import format_duration
 from interlock.lifecycle import APPROVAL, JOB, RECEIPT, RUN, STEP, WORKER, Machine
 from interlock.lifecycle.severity import tone_of
 from interlock.visible import visible_text
@@ -148,5 +149,5 @@ def code(text: str) -> Markup:
 FILTERS: dict[str, Callable[..., Any]] = {
     "state": state, "tone": tone, "moment": moment, "span": span, "took": took, "money": money, "short": short,
     "ref": ref, "pretty": pretty, "inline": inline, "who": who, "many": many, "code": code, "typed": typed,
-    "source": source,
+    "source": source, "duration": format_duration,
 }  # fmt: skip

@@ -115,7 +115,8 @@ async def _page(request: Request, visit: Visitor, current: Current, desk: Desk, 
     whole = Cut(desk.text) if "edits" in desk.typed else cut(desk.text, _MOST_TO_EDIT)
     return await render(
         request, visit, "policy.html", status=status, current=current, desk=desk, shown=whole,
-        editable=visit.may(Permission.ADMINISTER) and not whole.left, lines=desk.text.count("\n") + 1,
+        editable=visit.may(Permission.ADMINISTER) and not whole.left,
+        lines=desk.text.removesuffix("\n").count("\n") + 1,
         line_of=dict(enumerate(desk.text.split("\n"), 1)) if desk.faults else {}, rules=len(statements(current.text)),
         tools=[tool.name for tool in tools], roles=list(Role), versions=await _versions(visit),
         shown_changes=_CHANGES, although_looser=_ALTHOUGH_LOOSER,
@@ -161,6 +162,7 @@ async def _evaluate(request: Request, visit: Visitor, current: Current, desk: De
     body = _body(
         Evaluate, tool=desk.typed.get("tool", ""), input=_json(desk.typed.get("input", "{}")),
         role=desk.typed.get("role", Role.OPERATOR),
+        groups=[group for name in desk.typed.get("groups", "").split(",") if (group := name.strip())],
         hour=number_of(desk.typed.get("hour"), "the hour", least=0, most=23),
         policy=desk.text if desk.text != current.text else None,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Couplings: an event in one machine that fires an event in another.
 
-Code asks this table what follows from an event; nothing else says it. A row without code, or code without a row,
-fails a test.
+Code asks this table what follows from an event; nothing else says it. A row without code, or code without a row, fails
+a test.
 """
 
 from collections.abc import Iterator

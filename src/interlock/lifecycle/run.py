@@ -39,7 +39,7 @@ class RunReason(Term):
     APPROVAL_EXPIRED = "approval_expired", "Nobody decided in time."
     POLICY_DENIED = "policy_denied", "The policy forbids the action."
     ATTEMPTS_EXHAUSTED = "attempts_exhausted", "A step failed as often as it was allowed to."
-    TERMINAL_ERROR = "terminal_error", "A step failed in a way that trying again cannot mend."
+    TERMINAL_ERROR = "terminal_error", "A step failed in a way that trying again cannot fix."
     TIMED_OUT = "timed_out", "The run's deadline passed."
     EXTERNAL_TIMEOUT = "external_timeout", "An outside event did not come in time."
     ORPHANED = "orphaned", "A step's worker was lost again and again."

@@ -1,9 +1,10 @@
 """Comparison: which actions a new policy allows that the current policy denies or holds for approval.
 
 Cedar's Python binding has no symbolic analysis, so this module probes. For each tool it judges an ordinary action by
-both policies, and then the same action with one thing changed: a field, the hour, the role or a group. The values come
-from the numbers and words in both texts, because a rule changes its answer at the values that it names. This finds
-changes that a reviewer easily overlooks. It does not prove their absence: it misses actions that depend on two changes.
+both policies, and then the same action with one thing changed: a field, the target, a secret, the person, the place or
+the time. The values come from the numbers and words in both texts, because a rule changes its answer at the values that
+it names. This finds changes that a reviewer easily overlooks. It does not prove their absence: it misses actions that
+depend on two changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,19 +76,50 @@ def _ordinary(entry: SchemaEntry) -> Probe:
 
 
 def _changed(entry: SchemaEntry, base: Probe, words: Literals) -> Iterator[Probe]:
+    """Yield the probes that differ from an ordinary one by one thing that a rule looks at."""
     for role in Role:
         if role != base.asker.role:
             yield replace(base, asker=replace(base.asker, role=str(role)))
+    if "auto_approve" in words.names:
+        yield replace(base, when=replace(base.when, auto_approve=True), differs_by="auto_approve")
+    if "secrets" in words.names:
+        yield _secret(entry, base, "any", "a secret")
     for word in words.texts:
-        yield replace(base, asker=replace(base.asker, groups=(word,)), differs_by=f"group {word}")
-        yield replace(base, action=propose(entry.facts, base.action.fields, word), differs_by=f"target {word}")
+        yield from _named(entry, base, word, words.names)
     for path, value in _values(entry.input, words, ()):
         fields = _with(base.action.fields, path, value)
         yield replace(base, action=propose(entry.facts, fields), differs_by=f"{'.'.join(path)} = {value!r}")
-    for hour in words.numbers:
-        if 0 <= hour <= 23:
-            yield replace(base, when=replace(base.when, hour=hour), differs_by=f"hour {hour}")
-    yield replace(base, when=replace(base.when, auto_approve=True), differs_by="auto_approve")
+    for number in words.numbers:
+        if "hour" in words.names and 0 <= number <= 23:
+            yield replace(base, when=replace(base.when, hour=number), differs_by=f"hour {number}")
+        if "weekday" in words.names and 1 <= number <= 7:
+            yield replace(base, when=replace(base.when, weekday=number), differs_by=f"weekday {number}")
+
+
+def _named(entry: SchemaEntry, base: Probe, word: str, names: frozenset[str]) -> Iterator[Probe]:
+    """Yield the probes in which the word is each of the things that the rules compare with words."""
+    asker, when = base.asker, base.when
+    if "Group" in names:
+        yield replace(base, asker=replace(asker, groups=(word,)), differs_by=f"group {word}")
+    if "Actor" in names:
+        yield replace(base, asker=replace(asker, id=word), differs_by=f"actor {word}")
+    if "tenant" in names:
+        yield replace(base, asker=replace(asker, tenant=word), differs_by=f"tenant {word}")
+    if "Env" in names:
+        yield replace(base, when=replace(when, workspace=word), differs_by=f"workspace {word}")
+    if "workflow" in names:
+        yield replace(base, when=replace(when, workflow=word), differs_by=f"workflow {word}")
+    if "step" in names:
+        yield replace(base, when=replace(when, step=word), differs_by=f"step {word}")
+    if "target" in names:
+        yield replace(base, action=propose(entry.facts, base.action.fields, word), differs_by=f"target {word}")
+    if "secrets" in names:
+        yield _secret(entry, base, word, f"secret {word}")
+
+
+def _secret(entry: SchemaEntry, base: Probe, name: str, differs_by: str) -> Probe:
+    action = replace(propose(entry.facts, base.action.fields), secrets={"": (name,)})
+    return replace(base, action=action, differs_by=differs_by)
 
 
 def _values(shape: Record, words: Literals, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -37,8 +37,8 @@ class Circumstances:
     step: str
 
 
-# The default circumstances: a Wednesday at noon, in no run.
-NOON = Circumstances(hour=12, weekday=3, workflow="", workspace="default", auto_approve=False, run_id="", step="")
+# The default circumstances: a Wednesday at noon, in no run and, like the runs of a whole tenant's key, in no workspace.
+NOON = Circumstances(hour=12, weekday=3, workflow="", workspace="", auto_approve=False, run_id="", step="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class CompiledPolicy:
         tool = request["action"]["tool"]
         entry = self.entries.get(tool)
         if entry is None:
-            unknown = f"no tool {tool} is known here; install it, or mend its name"
+            unknown = f"no tool {tool} is known here; install it, or correct its name"
             return self._deny(request, self._refused.get(tool, unknown))
         assert self._policy_set is not None and self._schema is not None
         asker = request["asker"]
@@ -259,7 +259,7 @@ def _entity(asker: dict[str, Any]) -> str:
 def _failed(decision: CedarDecision, errors: str) -> str:
     if decision is CedarDecision.NoDecision:
         return f"the request is not one that this policy can judge: {errors}"
-    return f"a rule failed while it was evaluated, so nothing is allowed until it is mended: {errors}"
+    return f"a rule failed while it was evaluated, so nothing is allowed until it is fixed: {errors}"
 
 
 def _common(rules: list[Rule]) -> tuple[str, ...] | None:

@@ -97,7 +97,7 @@ def load_policy(text: str | None, tools: Iterable[ToolFacts]) -> CompiledPolicy:
     reading = read_policy(text, tools, "policy")
     if reading.broken or reading.policy_set is None:
         wrong = "; ".join(str(fault) for fault in reading.broken.sorted()[:3]) or "it has too many faults"
-        why = f"the published policy is not valid any more, so nothing may be done until it is mended: {wrong}"
+        why = f"the published policy is not valid any more, so nothing may be done until it is fixed: {wrong}"
         return deny_everything(why, digest=digest_of_text(text))
     return CompiledPolicy(reading, digest=digest_of_text(text), text=text)
 

@@ -94,10 +94,11 @@ def _refusal(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """The values in rules, with the integers on both sides of each number."""
+    """The values in rules, with the integers on both sides of each number, and every name that a rule could look at."""
 
     numbers: tuple[int, ...]
     texts: tuple[str, ...]
+    names: frozenset[str]
 
 
 _MOST_LITERALS = 40
@@ -116,4 +117,5 @@ def literals(before: str, after: str) -> Literals:
     texts = dict.fromkeys(token[1:-1] for token in tokens if token[0] == '"')
     named = [int(token) for token in tokens if token.isdecimal() and len(token) < 18]
     numbers = dict.fromkeys(near for number in named[:_MOST_LITERALS] for near in (number, number - 1, number + 1))
-    return Literals(tuple(numbers), tuple(texts)[:_MOST_LITERALS])
+    # An attribute can also be written as a text: `context["hour"]`.
+    return Literals(tuple(numbers), tuple(texts)[:_MOST_LITERALS], frozenset((*tokens, *texts)))

@@ -28,6 +28,8 @@ class Evaluate(Body):
     tool: Name
     input: dict[str, Any] = {}
     role: Role = Role.OPERATOR
+    # The groups of the key that starts the run.
+    groups: list[Name] = []
     workflow: str = ""
     hour: Annotated[int, Field(ge=0, le=23)] | None = None
     # Evaluate with this text instead of the policy in force.

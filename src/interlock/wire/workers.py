@@ -68,14 +68,14 @@ class Order(Body):
 class SupervisorView(View):
     """A supervisor of worker processes.
 
-    `wished` is the number of processes that it keeps alive, `workers` the current number; `reason` explains a
+    `desired_workers` is the number of processes that it keeps alive, `workers` the current number; `reason` explains a
     shortfall.
     """
 
     id: Id
     host: str
     pid: int
-    wished: NonNegativeInt
+    desired_workers: NonNegativeInt
     workers: NonNegativeInt
     reason: str | None = None
     heartbeat_at: AwareDatetime

@@ -133,15 +133,15 @@ class Supervisor:
     """Keeps workers alive. `url` is the database URL passed to the processes."""
 
     def __init__(
-        self, database: Database, settings: Settings, url: str, *, wished: int, concurrency: int | None = None,
+        self, database: Database, settings: Settings, url: str, *, desired_workers: int, concurrency: int | None = None,
         labels: tuple[str, ...] = (DEFAULT_LABEL,), tenants: tuple[TenantId, ...] | None = None,
     ) -> None:  # fmt: skip
         self.id = uuid7()
         self.host = socket.gethostname()
         self._database, self._settings, self._url = database, settings, url
         terms = Terms(concurrency or settings.concurrency, labels, tenants)
-        self.slots = [Slot(terms) for _ in range(wished)]
-        self._wished = wished
+        self.slots = [Slot(terms) for _ in range(desired_workers)]
+        self._desired_workers = desired_workers
         self._had: set[UUID] = set()
         self._look = asyncio.Event()
 
@@ -174,7 +174,7 @@ class Supervisor:
     async def _register(self) -> None:
         db, settings = self._database, self._settings
         await db.fetch(
-            "register_supervisor", self.id, self.host, os.getpid(), self._wished, settings.lease_seconds,
+            "register_supervisor", self.id, self.host, os.getpid(), self._desired_workers, settings.lease_seconds,
             str(logs_dir(settings).resolve()), patience=NO_TIMEOUT,
         )  # fmt: skip
 

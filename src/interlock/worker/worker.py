@@ -437,7 +437,7 @@ class Worker:
                     stop.set()
 
     async def _check(self) -> None:
-        """Poll slowly, in case notifications are lost: commands, orders, and whether queued runs wait for places."""
+        """Poll slowly, in case notifications are lost: commands, orders, and runs that wait for our places."""
         with contextlib.suppress(Unavailable):
             pools = list(self.pools())
             takes_more = self.may_begin and not self.draining

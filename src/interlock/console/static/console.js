@@ -522,6 +522,14 @@ document.addEventListener("submit", (event) => {
   setTimeout(() => delete form.dataset.sent, 4000);
 });
 
+// Number the lines of the text while it is edited. An end of line at its end begins no line of its own.
+document.addEventListener("input", (event) => {
+  const gutter = event.target.closest?.(".editor")?.querySelector("pre");
+  if (!gutter) return;
+  const lines = event.target.value.replace(/\n$/, "").split("\n");
+  gutter.textContent = lines.map((_, at) => at + 1).join("\n");
+});
+
 // Confirm before leaving a page with an unsaved text. Sending the form or discarding the text needs no confirmation.
 const draft = document.querySelector("[data-draft]");
 let leaves = false;

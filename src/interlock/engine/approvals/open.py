@@ -19,9 +19,8 @@ def _new_approval(row: WrittenRow, request: ApprovalRequest) -> NewApproval:
     return NewApproval(
         id=ApprovalId(UUID(request.id)), tenant_id=row.tenant_id, run_id=row.run_id, step=request.step,
         kind=request.kind, tier=request.tier, two_person=request.two_person, summary=request.summary,
-        action=encode(request.action),
-        digest=request.digest, requested_by=row.requested_by, rule_ids=request.rule_ids, reason=request.reason,
-        reason_required=request.reason_required, policy_digest=request.policy_digest, approvers=request.approvers,
-        escalate_to=request.escalate_to, escalate_after=request.escalate_after, expires_in=request.expires_in,
-        receipt_id=ReceiptId(UUID(request.receipt_id)) if request.receipt_id else None,
+        action=encode(request.action), digest=request.digest, requested_by=row.requested_by, rule_ids=request.rule_ids,
+        reason=request.reason, reason_required=request.reason_required, policy_digest=request.policy_digest,
+        approvers=request.approvers, escalate_to=request.escalate_to, escalate_after=request.escalate_after,
+        expires_in=request.expires_in, receipt_id=ReceiptId(UUID(request.receipt_id)) if request.receipt_id else None,
     )  # fmt: skip

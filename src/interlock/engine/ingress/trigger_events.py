@@ -3,6 +3,7 @@
 If `trigger test` derived `event.type` in its own way, it would answer for events that no sender can send.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,10 @@ from interlock.errors import Invalid
 _PRIVATE_HEADERS = ("authorization", "cookie", "proxy-authorization")
 _LONGEST_ID = 255
 _TRIAL_ID = "test"
+# Of the form that Slack sends with a command, expressions see these fields, and `words`.
+_COMMAND_FIELDS = (
+    "text", "command", "user_id", "user_name", "channel_id", "channel_name", "team_id", "team_domain",
+)  # fmt: skip
 
 
 def visible_headers(trigger: TriggerDefinition, headers: Mapping[str, str]) -> dict[str, str]:
@@ -52,6 +57,25 @@ def webhook_event(
     return replace(event, id=named)
 
 
+def words_of(text: str) -> list[str]:
+    """Split a command's text as a shell would. Phones turn quotes into curly quotes, which count as quotes here."""
+    for curly, straight in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'")):
+        text = text.replace(curly, straight)
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise Invalid(f"this cannot be read: {error}", code="TRIGGER_UNFIT") from None
+
+
+def command_event(form: Mapping[str, str], *, on_event_loop: bool = False) -> IncomingEvent:
+    """Return the event of a command in Slack, from the form that Slack sends."""
+    payload: dict[str, Any] = {name: form.get(name, "") for name in _COMMAND_FIELDS}
+    payload["words"] = words_of(payload["text"])
+    return IncomingEvent(
+        "slack", form["command"], payload, id=form.get("trigger_id"), on_event_loop=on_event_loop
+    )  # fmt: skip
+
+
 def trial_event(
     trigger: TriggerDefinition,
     payload: Any,
@@ -81,12 +105,23 @@ def trial_event(
             event = replace(seen, headers=visible_headers(trigger, given))
             where = "the type in the payload's `type`"
         case TriggerKind.SLACK:
-            assert trigger.command is not None
-            event = IncomingEvent("slack", trigger.command, payload, id=_TRIAL_ID, on_event_loop=on_event_loop)
+            form = _trial_form(trigger, payload)
+            event = replace(command_event(form, on_event_loop=on_event_loop), id=_TRIAL_ID)
             where = "the command as the event"
     if named not in (None, event.type, event.name):
         raise Invalid(f"A delivery has {where}: this one is {event.name}, not {named}. Change it there.")
     return event
+
+
+def _trial_form(trigger: TriggerDefinition, payload: Any) -> dict[str, str]:
+    assert trigger.command is not None
+    if not isinstance(payload, dict) or not all(isinstance(value, str) for value in payload.values()):
+        example = '{"text": "v1.3 now", "user_name": "ada"}'
+        only_text = " Interlock makes `words` of `text`." if isinstance(payload, dict) and "words" in payload else ""
+        raise Invalid(f"Slack sends a command as form fields, which are texts, such as {example}.{only_text}")
+    if (command := payload.get("command", trigger.command)) != trigger.command:
+        raise Invalid(f"`command` is {command}, but this trigger is about {trigger.command}. Change it there.")
+    return {**payload, "command": command}
 
 
 def ignored(trigger: TriggerDefinition, event: IncomingEvent, *, on_event_loop: bool = False) -> str | None:

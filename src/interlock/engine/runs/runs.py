@@ -105,8 +105,7 @@ def new_row(principal: Principal, new: NewRun, **about: Any) -> records.NewRun:
         run_id=new.id, tenant_id=principal.tenant_id, workflow=new.workflow, workflow_version=new.version,
         has_concurrency_limit=new.plan.max_concurrency is not None, input=encode(new.input),
         trigger=encode(new.trigger), requested_by=principal.actor, requester=principal.facts,
-        deadline_seconds=new.deadline_seconds,
-        watch_seconds=new.watch_seconds, **about,
+        deadline_seconds=new.deadline_seconds, watch_seconds=new.watch_seconds, **about,
     )  # fmt: skip
 
 
@@ -123,8 +122,7 @@ async def start_once(
             created_at = await sql.start_run(
                 database, run=new_row(principal, new), if_newest=new.if_newest, answer=answer,
                 keep_seconds=KEEP_SECONDS, key=request.key if request else None,
-                source=request.source if request else None,
-                digest=request.hash if request else None,
+                source=request.source if request else None, digest=request.hash if request else None,
             )  # fmt: skip
     except asyncpg.UniqueViolationError:
         return None  # an earlier try of the same call succeeded

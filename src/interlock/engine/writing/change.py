@@ -72,7 +72,8 @@ class WrittenRow:
     """The row of the run that a write changes, as its writer knows it.
 
     A worker holds a lease with this token. `status` is the one in the row, which changes only when the lease is
-    released. `leased_from` is the queue that it was claimed from, or None if a command has locked the row instead.
+    released.
+    `leased_from` is the queue that it was claimed from, or None if a command has locked the row instead.
     """
 
     run_id: RunId

@@ -102,8 +102,8 @@ def new_entry(change: RunChange, entry: Entry) -> NewEntry:
     row = change.row
     return NewEntry(
         row.run_id, row.token if row.leased_from else 0, entry.seq, entry.type, entry.step, entry.from_state,
-        entry.event, entry.to_state, entry.attempt, entry.actor,
-        encode(entry.data) if entry.data else None, entry.output,
+        entry.event, entry.to_state, entry.attempt, entry.actor, encode(entry.data) if entry.data else None,
+        entry.output,
     )  # fmt: skip
 
 
