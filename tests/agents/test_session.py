@@ -590,7 +590,8 @@ async def test_what_was_said_goes_with_the_journal_of_its_run(talk: Talk) -> Non
 async def test_whatever_is_told_of_a_run_names_its_session(talk: Talk) -> None:
     rig = talk.rig
     await rig.sql(
-        "INSERT INTO interlock.notification_target (id, tenant_id, channel, address, events, nonce, ciphertext, created_at, created_by)"
+        "INSERT INTO interlock.notification_target (id, tenant_id, channel, address, events, nonce, ciphertext,"
+        " created_at, created_by)"
         " VALUES (gen_random_uuid(), $1, 'webhook', 'https://example.com', $2, $3, '', now(), '')",
         rig.admin.tenant_id, [str(event) for event in WebhookEvent], bytes(12),
     )  # fmt: skip

@@ -229,8 +229,9 @@ class TestImpatient:
         transaction = other.transaction()
         await transaction.start()
         await other.execute(
-            "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, created_at, expires_at,"
-            " lock_expires_at) VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day', now())",
+            "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, created_at,"
+            " expires_at, lock_expires_at)"
+            " VALUES ($1, $2, 'api', 'processing', '', now(), now() + interval '1 day', now())",
             rig.admin.tenant_id, f"api:{rig.admin.key_id}:k1",
         )  # fmt: skip
         answer = await http.post("/api/runs", json={"workflow": "gate"}, headers={"Idempotency-Key": "k1"})
@@ -364,8 +365,8 @@ async def test_records_are_forgotten_in_batches_when_their_time_is_over(
 ) -> None:
     monkeypatch.setattr(sweeps, "_FORGET_BATCH", 7)
     await rig.sql(
-        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status, response_body,"
-        " created_at, expires_at) SELECT $1, 'api:' || n, 'api', 'completed', '', 201, '', now(),"
+        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status,"
+        " response_body, created_at, expires_at) SELECT $1, 'api:' || n, 'api', 'completed', '', 201, '', now(),"
         " now() + make_interval(hours => CASE WHEN n <= 20 THEN -1 ELSE 1 END) FROM generate_series(1, 30) AS n",
         rig.admin.tenant_id,
     )

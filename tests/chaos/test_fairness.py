@@ -114,7 +114,8 @@ async def _sample(rig: Rig, who: Principal, runs: int) -> list[int]:
         assert time.monotonic() < deadline, f"{runs} runs did not end"
         rows = await rig.sql(
             "SELECT count(*) AS leases, max(in_flight) AS in_flight FROM interlock.queue"
-            " JOIN interlock.run ON run.tenant_id = queue.tenant_id AND lease_worker IS NOT NULL WHERE queue.tenant_id = $1",
+            " JOIN interlock.run ON run.tenant_id = queue.tenant_id AND lease_worker IS NOT NULL"
+            " WHERE queue.tenant_id = $1",
             who.tenant_id,
         )
         sampled.append(rows[0]["leases"])
@@ -145,8 +146,8 @@ async def share(rig: Rig, yard: Yard, concurrency: int, runs: int, workers: int 
     counted = runs  # the heavy lane had at least a quarter of its runs left then
     rows = await ask(
         rig,
-        "SELECT tenant_id, count(*) AS n FROM (SELECT tenant_id FROM interlock.run ORDER BY completed_at LIMIT $1) AS first"
-        " GROUP BY tenant_id",
+        "SELECT tenant_id, count(*) AS n"
+        " FROM (SELECT tenant_id FROM interlock.run ORDER BY completed_at LIMIT $1) AS first GROUP BY tenant_id",
         counted,
     )
     got = {row["tenant_id"]: row["n"] for row in rows}

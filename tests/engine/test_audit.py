@@ -39,8 +39,8 @@ class Ledger:
     async def add_run(self, seq: int = 0) -> UUID:
         run_id = uuid7()
         await self.sql(
-            "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger, requested_by, seq,"
-            " created_at) VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', $3, now())",
+            "INSERT INTO interlock.run (id, tenant_id, queue_id, workflow, workflow_version, status, trigger,"
+            " requested_by, seq, created_at) VALUES ($1, $2, $2, 'w', 1, 'pending', '{}', 'me', $3, now())",
             run_id, self.tenant_id, seq,
         )  # fmt: skip
         return run_id
@@ -330,7 +330,8 @@ async def test_a_tail_that_was_cut_with_its_seals_is_found_by_the_checkpoint(sea
 
 async def cut(connection: Any, kept: int) -> None:
     await connection.execute(
-        "DELETE FROM interlock.journal_entry USING interlock.audit_link WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > $1",
+        "DELETE FROM interlock.journal_entry USING interlock.audit_link"
+        " WHERE (journal_entry.run_id, journal_entry.seq) = (audit_link.run_id, audit_link.seq) AND position > $1",
         kept,
     )
     await connection.execute("DELETE FROM interlock.audit_link WHERE position > $1", kept)

@@ -58,7 +58,8 @@ async def send(
 async def nobody_is_missed(rig: Rig) -> None:
     """No stored event matches a waiting step, and no subscription remains of a step that does not wait."""
     missed = await rig.sql(
-        "SELECT e.id, w.run_id FROM interlock.external_event e JOIN interlock.event_subscription w USING (tenant_id, type, correlation)"
+        "SELECT e.id, w.run_id FROM interlock.external_event e"
+        " JOIN interlock.event_subscription w USING (tenant_id, type, correlation)"
         " WHERE e.consumed_at IS NULL AND (e.workspace_id IS NULL OR e.workspace_id = w.workspace_id)"
     )
     assert missed == []

@@ -91,8 +91,9 @@ async def test_a_process_whose_clock_is_wrong_deletes_nothing_and_says_so(
 ) -> None:
     run_id, _ = await old_run(rig)
     insert = (
-        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status, response_body,"
-        " created_at, expires_at) VALUES ($1, 'k', 'api', 'completed', '', 200, '', now(), now() - interval '1 day')"
+        "INSERT INTO interlock.idempotency_record (tenant_id, key, source, status, request_hash, response_status,"
+        " response_body, created_at, expires_at)"
+        " VALUES ($1, 'k', 'api', 'completed', '', 200, '', now(), now() - interval '1 day')"
     )
     await rig.sql(insert, rig.admin.tenant_id)
     move_process(seconds)

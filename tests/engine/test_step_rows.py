@@ -325,7 +325,8 @@ async def test_a_step_that_loses_its_worker_again_and_again_fails_as_orphaned(ri
     rig.clock.freeze()
     run_id = await rig.start("w")
     entries = (
-        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state, attempt, token, actor)"
+        "INSERT INTO interlock.journal_entry (run_id, seq, tenant_id, at, type, step, from_state, event, to_state,"
+        " attempt, token, actor)"
         " SELECT id, seq, tenant_id, now(), 'step_transition', 'a', 'running', 'reclaim', 'running', 2, 1, 'worker:x'"
         "   FROM interlock.run"
     )
