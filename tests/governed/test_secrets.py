@@ -103,9 +103,10 @@ async def everything(rig: Rig, lines: list[Any]) -> str:
     """Return every row of every table, every log line, every evidence file, and the API's view of them."""
     await rig.prove()
     found = [repr(lines)]
-    tables = await rig.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+    tables = await rig.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'interlock'")
+    assert len(tables) > 40
     for table in tables:
-        rows = await rig.sql(f"SELECT * FROM {table['table_name']}")
+        rows = await rig.sql(f"SELECT * FROM interlock.{table['table_name']}")
         found += [repr(dict(row)) for row in rows]
         found += [bytes(v).decode(errors="replace") for row in rows for v in dict(row).values() if isinstance(v, bytes)]
     for path in (rig.settings.data_dir / "artifacts").rglob("*"):
