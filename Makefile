@@ -11,6 +11,9 @@ DEV    := $(VENV)/.dev
 CLEAN   := $(VENV)/release
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
+# mkdocs-material prints an advertisement otherwise.
+export NO_MKDOCS_2_WARNING := 1
+
 .PHONY: install demo up test chaos coverage pictures check bench docs site release clean help
 
 help:            ## list the targets
