@@ -51,7 +51,7 @@ chaos: $(DEV)    ## SIGKILL, SIGSTOP and database restarts under load, for minut
 coverage: $(DEV) ## which lines the tests execute; the total is in the last line
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
 
-pictures: $(DEV) ## the console's pictures in the README and guides, made anew by the browser tests
+pictures: $(DEV) ## the pictures of the console in README and guides, taken again
 	@$(BIN)/python -m tests.browser.chromium
 	@KEEP_PICTURES=yes $(BIN)/python -m pytest tests/browser/test_pictures.py $(ARGS)
 
