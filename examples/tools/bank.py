@@ -25,7 +25,7 @@ async def was_transferred(ctx: Context, account: str, amount: int, token: str) -
     reconcile=was_transferred,
 )
 async def transfer(ctx: Context, account: str, amount: int, token: Annotated[str, Secret]) -> dict:
-    """Transfer money. The connection breaks after the bank has booked it, so nobody sees the answer."""
+    """Transfer money. The connection breaks after the bank has booked it, so the answer is lost."""
     if amount <= 0:
         raise Terminal(f"the amount is {amount}; it must be positive")
     write({"key": ctx.idempotency_key, "account": account, "amount": amount})
