@@ -89,6 +89,18 @@ def test_the_vocabulary_has_every_state_and_only_those() -> None:
     assert named - states == {"attempt", "last_error", "ready", "failed_retryable", "failed_terminal"}
 
 
+def lock_order(text: str) -> str:
+    found = re.search(r"\b(job, supervisor, worker, [a-z, ]+)", text)
+    assert found is not None
+    return found[1].strip()
+
+
+def test_the_lock_order_is_that_of_the_sql() -> None:
+    sql = (ROOT / "src" / "interlock" / "store" / "migrations" / "0005_queue.sql").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "queue.md").read_text(encoding="utf-8")
+    assert lock_order(page) == lock_order(sql.replace("\n-- ", " "))
+
+
 def test_the_reference_is_what_the_code_says() -> None:
     assert generate.differences() == {}
 
