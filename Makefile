@@ -48,8 +48,9 @@ test: $(DEV)     ## the promises, against a real PostgreSQL; AT='2026-12-31 23:5
 chaos: $(DEV)    ## SIGKILL, SIGSTOP and database restarts under load, for minutes
 	@$(BIN)/python -m pytest -m chaos $(ARGS)
 
-coverage: $(DEV) ## which lines the tests execute; the total is in the last line
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
+coverage: $(DEV) ## which lines and branches the tests execute
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not chaos" --cov --cov-report=html $(ARGS)
+	@echo "Covered: $$($(BIN)/coverage report --format=total) % of lines and branches; htmlcov/index.html has the details"
 
 pictures: $(DEV) ## the pictures of the console in README and guides, taken again
 	@$(BIN)/python -m tests.browser.chromium
