@@ -11,6 +11,8 @@ from typer.main import get_command
 
 from docs import codes, generate
 from interlock.cli import app
+from interlock.lifecycle import MACHINES, RunState
+from interlock.telemetry import Metrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -23,6 +25,7 @@ _TYPED = re.compile(r"^\$ (.*(?:\\\n.*)*)|`([^`\n]*)`", re.MULTILINE)
 _FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 _COMMAND = re.compile(r"(?:^|[\s/>\"])interlock((?: [^\s\"`<>|&#]+)+)")
 _TEST = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
+_METRIC = re.compile(r"`(interlock_[a-z_]+)(?:\{.*?\})?`")
 
 
 def broken_links(page: Path, text: str) -> list[str]:
@@ -48,16 +51,54 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_a_broken_link_would_be_found() -> None:
-    text = "[here](docs/nowhere.md) [there](ARCHITECTURE.md#why-not) [back](#status) [why](ARCHITECTURE.md#why-seats)"
+    text = "[here](docs/nowhere.md) [there](ARCHITECTURE.md#why-not) [back](#status) [why](ARCHITECTURE.md#why)"
     assert broken_links(ROOT / "README.md", text) == ["docs/nowhere.md", "ARCHITECTURE.md#why-not"]
 
 
 def test_every_test_that_is_named_exists() -> None:
+    """Either in `tests/`, or in the document itself as an example."""
     named = {name for page in PAGES for name in _TEST.findall(page.read_text(encoding="utf-8"))}
-    written = {
-        name for path in (ROOT / "tests").rglob("test_*.py") for name in _TEST.findall(path.read_text(encoding="utf-8"))
+    files = [*(ROOT / "tests").rglob("test_*.py"), *PAGES]
+    written = {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))}
+    assert named - written == set()
+
+
+def unknown_metrics(text: str) -> set[str]:
+    collectors: Any = Metrics().registry._collector_to_names
+    known = {name for names in collectors.values() for name in names}
+    return set(_METRIC.findall(text)) - known
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    unknown = {page.name: unknown_metrics(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: names for page, names in unknown.items() if names} == {}
+
+
+def test_a_metric_that_does_not_exist_would_be_found() -> None:
+    assert unknown_metrics("`interlock_run_active{status}` and `interlock_lane_drift_total`") == {
+        "interlock_lane_drift_total"
     }
-    assert named <= written
+
+
+def test_the_vocabulary_has_every_state_and_only_those() -> None:
+    text = (ROOT / "docs" / "vocabulary.md").read_text(encoding="utf-8")
+    of_runs = text.partition("## States of a run")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)`", of_runs, re.MULTILINE) == [str(state) for state in RunState]
+    named = set(re.findall(r"`([a-z_]+)`", text.partition("## States of a step")[2].partition("\n## ")[0]))
+    states = {str(state) for machine in MACHINES for state in machine.states}
+    assert named - states == {"attempt", "last_error", "ready", "failed_retryable", "failed_terminal"}
+
+
+def lock_order(text: str) -> str:
+    found = re.search(r"\b(job, supervisor, worker, [a-z, ]+)", text)
+    assert found is not None
+    return found[1].strip()
+
+
+def test_the_lock_order_is_that_of_the_sql() -> None:
+    sql = (ROOT / "src" / "interlock" / "store" / "migrations" / "0005_queue.sql").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "queue.md").read_text(encoding="utf-8")
+    assert lock_order(page) == lock_order(sql.replace("\n-- ", " "))
 
 
 def test_the_reference_is_what_the_code_says() -> None:

@@ -30,7 +30,7 @@ def test_the_guides_example_passes(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for promise in (
         "test_a_refund_waits_for_two_people_and_survives_a_bad_minute",
-        "test_nobody_is_refunded_when_nobody_decides",
+        "test_without_a_decision_nothing_is_refunded",
     ):
         assert f"PASSED test_refund.py::{promise}" in ran.stdout
     for promise in ("test_with_the_real_lookup", "test_with_the_real_lookup_too"):
